@@ -293,8 +293,7 @@ class CameraDecoder(threading.Thread):
             image = self._image(arrival, buffer, dnns)
         except Exception as error:
             buffer.release()
-            text = str(error) if isinstance(error, FrameError) else f"{type(error).__name__}: {error}"
-            bad_image = FrameError(text.replace("<camera>", self._camera))  # the decoder of a message has no camera
+            bad_image = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
             self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad_image), dnns)
             call_and_log_errors(self._on_bad_image, bad_image)
             return

@@ -29,13 +29,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def domain() -> Iterator[int]:
     """A ROS domain that no other worker on this computer uses."""
-    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"  # of the client, which is in this process
     for domain in range(1, 20):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
             try:
                 claim.bind(f"\0acceptance tests/domain/{domain}")  # released when the process ends
             except OSError:
                 continue
+            # For the client, which is in this process, and for the processes that tests start.
+            os.environ |= {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
             yield domain
             return
     pytest.fail("the ROS domains 1 to 19 are in use by other runs of these tests")

@@ -58,13 +58,6 @@ def installed(program: str) -> list[str]:
     return [sys.executable, script]
 
 
-def environment(domain: int) -> dict[str, str]:
-    """That of the tests, in a ROS domain that only this computer sees."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MULTI_DNN_ROS_")}
-    own = {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "PYTHONUNBUFFERED": "1"}
-    return {**inherited, **own}
-
-
 @dataclass(frozen=True)
 class Status:
     """One status of ``/diagnostics``."""
@@ -140,9 +133,9 @@ def pixels_of(message: Image) -> npt.NDArray[np.uint8]:
 
 
 class Camera:
-    """A publisher of images with a stamp of its own for each."""
+    """A publisher of images with a stamp of its own for each. node: name of its node, by default the client's."""
 
-    def __init__(self, client: Client, topic: str, kind: type, qos: QoSProfile, node: str) -> None:
+    def __init__(self, client: Client, topic: str, kind: type = Image, qos: QoSProfile = ALL, node: str = "") -> None:
         self.client = client
         self.topic = topic
         self._node = rclpy.create_node(node, context=client.context) if node else client.node
@@ -194,7 +187,6 @@ class Client:
     """A ROS 2 node beside the one that is tested. Callbacks run in :meth:`wait_for` and :meth:`spin`."""
 
     def __init__(self, domain: int) -> None:
-        self.domain = domain
         self.context = rclpy.Context()
         rclpy.init(context=self.context, domain_id=domain)
         self.node = rclpy.create_node("acceptance", context=self.context, use_global_arguments=False)
@@ -245,10 +237,6 @@ class Client:
                 statuses = [f"{name}: {status.level} {status.message}" for name, status in self.statuses.items()]
                 raise AssertionError(f"not within {timeout_s:g} s: {what}; received: {received}; {statuses}")
             self._executor.spin_once(timeout_sec=0.05)
-
-    def camera(self, topic: str, kind: type = Image, qos: QoSProfile = ALL, node: str = "") -> Camera:
-        """A publisher of images, of another node if `node` names one."""
-        return Camera(self, topic, kind, qos, node)
 
     def record(self, topic: str, kind: type, qos: QoSProfile = ALL) -> Recording:
         """Record a topic from now on; returns when a publisher is connected."""
@@ -302,8 +290,7 @@ class Node:
         verb = ["run"] if program == "multi-dnn" else []
         command = [*installed(program), *verb, "--ros-args", "--params-file", str(self.parameter_file), *ros]
         with self.log_file.open("wb") as log:
-            variables = environment(client.domain)
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=variables)
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self._awaited = False
         RUNNING.append(self)
 
@@ -397,9 +384,10 @@ class Node:
 class DnnOnCamera:
     """Sends images of a camera to a DNN with boxes, and compares its accounts with what was sent and received."""
 
-    def __init__(self, node: Node, camera: Camera, dnn: str = "object", name: str = "front") -> None:
+    def __init__(self, node: Node, dnn: str = "object", name: str = "front", camera: Camera | None = None) -> None:
         self.node = node
-        self.camera = camera
+        namespace = node.name.rpartition("/")[0]
+        self.camera = camera or Camera(node.client, f"{namespace}/{name}/image_raw")
         self._status = f"{dnn} on {name}"
         self.results = node.client.record(node.topic(f"{name}/{dnn}/detections"), Detection2DArray)
         self._before: Counter[str] = Counter()

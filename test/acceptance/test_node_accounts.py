@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import Camera, Client, DnnOnCamera, Node
+from harness import Camera, DnnOnCamera, Node
 from slow_network import write_slow_network
 
 
@@ -36,7 +36,7 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def shared(client: Client, start_node: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def shared(start_node: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory) -> Setup:
     slow = write_slow_network(tmp_path_factory.mktemp("model") / "slow.onnx")
     node = start_node(
         {
@@ -48,8 +48,8 @@ def shared(client: Client, start_node: Callable[..., Node], tmp_path_factory: py
         }
     )
     node.wait_until_active()
-    camera = client.camera("front/image_raw")
-    return Setup(node, camera, DnnOnCamera(node, camera), DnnOnCamera(node, camera, "slow"))
+    quick = DnnOnCamera(node)
+    return Setup(node, quick.camera, quick, DnnOnCamera(node, "slow", camera=quick.camera))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def node(start_node: Callable[..., Node]) -> Node:
 
 @pytest.fixture(scope="module")
 def dnn(client: Client, node: Node) -> DnnOnCamera:
-    return DnnOnCamera(node, client.camera(TOPIC, node="first_camera"))
+    return DnnOnCamera(node, camera=Camera(client, TOPIC, node="first_camera"))
 
 
 def level(node: Node, camera: str = "front") -> str:
@@ -33,7 +33,7 @@ def level(node: Node, camera: str = "front") -> str:
 
 
 def test_a_camera_that_stops_and_returns(client: Client, node: Node, dnn: DnnOnCamera) -> None:
-    for driver in (client.camera(TOPIC, node="driver_that_is_started_again"), dnn.camera):
+    for driver in (Camera(client, TOPIC, node="driver_that_is_started_again"), dnn.camera):
         driver.send_until(lambda: level(node) == "OK", "an OK camera", 0.2)
         client.wait_for(lambda: level(node) == "STALE", "a STALE camera")
         assert node.status("object on front").level == "STALE"
@@ -44,7 +44,7 @@ def test_a_camera_that_stops_and_returns(client: Client, node: Node, dnn: DnnOnC
 
 
 def test_two_cameras_on_one_topic_are_named(client: Client, node: Node, dnn: DnnOnCamera) -> None:
-    second = client.camera(TOPIC, node="second_camera")
+    second = Camera(client, TOPIC, node="second_camera")
 
     def named() -> bool:
         second.send()
@@ -67,7 +67,7 @@ def test_no_image_is_answered_twice_while_the_qos_changes(client: Client, node: 
     dnn.connect()
     for _ in range(2):
         dnn.camera.send_until(lambda: has("reliable"), "a reliable subscription")
-        second = client.camera(TOPIC, qos=BEST_EFFORT, node="best_effort_camera")
+        second = Camera(client, TOPIC, qos=BEST_EFFORT, node="best_effort_camera")
 
         def answered_best_effort(second: Camera = second) -> bool:
             second.send()
@@ -81,7 +81,7 @@ def test_no_image_is_answered_twice_while_the_qos_changes(client: Client, node: 
 
 
 def test_the_status_says_why_no_image_arrives(client: Client, node: Node) -> None:
-    wrong = client.camera("mistyped/image_raw", CompressedImage)
+    wrong = Camera(client, "mistyped/image_raw", CompressedImage)
 
     def explained() -> bool:
         words = {"missing": "no publisher", "mistyped": "sensor_msgs/msg/CompressedImage"}
@@ -92,17 +92,17 @@ def test_the_status_says_why_no_image_arrives(client: Client, node: Node) -> Non
 
 
 def test_an_incompatible_qos_is_an_error(client: Client, node: Node) -> None:
-    offers_less = client.camera("strict/image_raw", qos=BEST_EFFORT)
+    offers_less = Camera(client, "strict/image_raw", qos=BEST_EFFORT)
     offers_less.send_until(lambda: level(node, "strict") == "ERROR", "the level ERROR", 0.2)
     assert "QoS" in node.status("camera strict").message
     offers_less.close()
-    client.camera("strict/image_raw").send_until(lambda: level(node, "strict") == "OK", "the level OK", 0.2)
+    Camera(client, "strict/image_raw").send_until(lambda: level(node, "strict") == "OK", "the level OK", 0.2)
 
 
 def test_raw_images_of_a_reliable_camera_are_not_lost(client: Client, node: Node, dnn: DnnOnCamera) -> None:
     """1280 x 720 at 10 Hz from another process."""
     dnn.camera.close()
-    driver = dnn.camera = client.camera(TOPIC, qos=QoSProfile(depth=10), node="driver")
+    driver = dnn.camera = Camera(client, TOPIC, qos=QoSProfile(depth=10), node="driver")
     driver.send_until(lambda: node.status("camera front").values["QoS"].startswith("reliable"), "reliable QoS")
     dnn.connect().begin()
     received, sent = node.status("camera front").number("received"), len(driver.sent)
@@ -114,7 +114,7 @@ def test_raw_images_of_a_reliable_camera_are_not_lost(client: Client, node: Node
 def test_a_second_publisher_of_large_images_that_leaves_is_no_loss(
     client: Client, node: Node, dnn: DnnOnCamera
 ) -> None:
-    visitor = client.camera(TOPIC, node="visitor")
+    visitor = Camera(client, TOPIC, node="visitor")
     dnn.connect()
     visitor.send_until_answered(dnn.results, LARGE)
     sent = len(visitor.sent)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from harness import Client, DnnOnCamera, Node
+from harness import Camera, Client, DnnOnCamera, Node
 
 TRANSITIONS = ("configure", "activate", "deactivate", "cleanup")
 #: State: the transitions that it allows, each with the next state.
@@ -37,7 +37,7 @@ def has_state(node: Node, state: str) -> Callable[[], bool]:
 
 def test_every_order_of_transitions(client: Client, start_node: Callable[..., Node]) -> None:
     node = start_node({"autostart": False, "dnns": ["object"]})
-    camera = client.camera("front/image_raw")
+    camera = Camera(client, "front/image_raw")
     state, processes = "unconfigured", set()
     for step in (*WAY, "shutdown"):
         assert node.state() == state
@@ -49,7 +49,7 @@ def test_every_order_of_transitions(client: Client, start_node: Callable[..., No
         state = ALLOWED[state].get(step, "finalized")
         client.wait_for(has_state(node, state), f"state {state}")
         if state == "active":
-            DnnOnCamera(node, camera).connect()
+            DnnOnCamera(node, camera=camera).connect()
             processes.add(node.engine_pid)
         else:
             camera.send()  # is not processed later
@@ -78,7 +78,7 @@ def test_a_signal_ends_the_active_node_with_its_counts(client: Client, inactive:
     node = inactive
     assert node.change_state("configure")
     assert node.change_state("activate")
-    dnn = DnnOnCamera(node, client.camera("/robot/front/image_raw")).connect()
+    dnn = DnnOnCamera(node).connect()
     client.wait_for(lambda: node.engine_pid, "an engine process")
     assert node.end(signal.SIGTERM) == 0
     published, offered = map(int, re.findall(r"object on front: (\d+) of (\d+) frames published", node.log)[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from harness import Client, DnnOnCamera, Node
+from harness import Camera, Client, DnnOnCamera, Node
 from rosgraph_msgs.msg import Clock
 
 SECOND = 1_000_000_000
@@ -26,8 +26,8 @@ def dnns(client: Client, start_node: Callable[..., Node]) -> list[DnnOnCamera]:
     ]
     for node in nodes:
         node.wait_until_active()
-    cameras = [client.camera(topic) for topic in ("/robot1/front/image_raw", "/shared/camera")]
-    return [DnnOnCamera(node, camera).connect() for node, camera in zip(nodes, cameras, strict=True)]
+    dnns = [DnnOnCamera(nodes[0]), DnnOnCamera(nodes[1], camera=Camera(client, "/shared/camera"))]
+    return [dnn.connect() for dnn in dnns]
 
 
 def test_each_node_has_its_own_cameras_parameters_and_diagnostics(dnns: list[DnnOnCamera]) -> None:

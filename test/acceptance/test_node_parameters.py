@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import LATCHED, Client, DnnOnCamera, Node, environment, installed
+from command import multi_dnn
+from harness import LATCHED, Client, DnnOnCamera, Node
 from std_srvs.srv import SetBool
 from vision_msgs.msg import LabelInfo
 
@@ -27,20 +27,14 @@ THRESHOLD = "dnn.object.score_threshold"
         ("nonsense", 2, ["nonsense", "run", "camera"]),
     ],
 )
-def test_the_error_of_a_wrong_command_line(
-    tmp_path: Path, domain: int, arguments: str, code: int, words: list[str]
-) -> None:
+def test_the_error_of_a_wrong_command_line(tmp_path: Path, arguments: str, code: int, words: list[str]) -> None:
     (tmp_path / "empty.yaml").touch()
     (tmp_path / "broken.yaml").write_text("/**: {ros__parameters: [\n")
     (tmp_path / "other.yaml").write_text("other: {ros__parameters: {device: cpu}}\n")
-    done = subprocess.run(
-        [*installed("multi-dnn"), *arguments.split()], cwd=tmp_path, env=environment(domain), text=True,
-        capture_output=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = multi_dnn(*arguments.split(), folder=tmp_path)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in done.stderr.strip().splitlines()[-1]
+    assert all(word in done.stderr.strip().splitlines()[-1] for word in words), done.stderr
 
 
 #: Parameter: a wrong value, a part of what is allowed, and a right value.
@@ -87,9 +81,9 @@ def test_misspelt_names_are_errors_and_foreign_ones_warnings(client: Client, sta
 
 
 @pytest.fixture(scope="module")
-def dnn(client: Client, node: Node) -> DnnOnCamera:
+def dnn(node: Node) -> DnnOnCamera:
     node.wait_until_active()
-    return DnnOnCamera(node, client.camera("front/image_raw")).connect()
+    return DnnOnCamera(node).connect()
 
 
 @pytest.mark.parametrize(

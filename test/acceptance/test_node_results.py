@@ -14,7 +14,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
-from harness import ALL, LATCHED, Client, Node, Recording, environment, installed, pixels_of, stamp_ns
+from command import multi_dnn
+from harness import ALL, LATCHED, Camera, Client, Node, Recording, installed, pixels_of, stamp_ns
 from mcap.reader import make_reader
 from rclpy.serialization import deserialize_message, serialize_message
 from rosbags.rosbag2 import StoragePlugin, Writer
@@ -30,13 +31,12 @@ Box = tuple[float, float, float, float]
 class Drive:
     """Frames with the truth, and what the node published for each, in the order of the frames."""
 
-    domain: int
     parameters: Path
     images: list[Image]
     true_boxes: list[Detection2DArray]
     true_lanes: list[Image]
     found: dict[str, list[Any]]
-    labels: dict[str, LabelInfo]
+    labels: LabelInfo
 
 
 def points_of(cloud: PointCloud2) -> npt.NDArray[np.float32]:
@@ -59,7 +59,7 @@ def iou(a: Box, b: Box) -> float:
 
 
 @pytest.fixture(scope="module")
-def drive(client: Client, domain: int, start_node: Callable[..., Node]) -> Drive:
+def drive(client: Client, start_node: Callable[..., Node]) -> Drive:
     node = start_node(
         {
             "dnns": ["lane", "object", "pedestrian", "tracked"],
@@ -68,8 +68,8 @@ def drive(client: Client, domain: int, start_node: Callable[..., Node]) -> Drive
         }
     )
     topics = ("image_raw", Image), ("truth/detections", Detection2DArray), ("truth/lane_mask", Image)
-    source = ["camera", "scenes", "--camera", "scenes", "--count", str(FRAMES), "--truth", "--wait", "1"]
-    camera = subprocess.Popen([*installed("multi-dnn"), *source], env=environment(domain))
+    source = ["scenes", "--camera", "scenes", "--count", str(FRAMES), "--truth", "--wait", "1"]
+    camera = subprocess.Popen([*installed("multi-dnn"), "camera", *source])
     recorded = [client.record(f"scenes/{name}", kind) for name, kind in topics]
     client.wait_for(lambda: all(len(recording.messages) == FRAMES for recording in recorded), "all frames of the road")
     assert camera.wait(60) == 0
@@ -80,11 +80,11 @@ def drive(client: Client, domain: int, start_node: Callable[..., Node]) -> Drive
         **{f"{dnn}/detections": Detection2DArray for dnn in ("object", "pedestrian", "tracked")},
     }  # fmt: skip
     results = {name: client.record(node.topic(f"front/{name}"), kind) for name, kind in kinds.items()}
-    labels = {dnn: client.record(node.topic(f"{dnn}/label_info"), LabelInfo, LATCHED) for dnn in ("object", "tracked")}
+    labels = client.record(node.topic("object/label_info"), LabelInfo, LATCHED)
     info = CameraInfo(width=640, height=480, distortion_model="plumb_bob", d=[0.0] * 5)
     info.k = [500.0, 0.0, 319.5, 0.0, 500.0, 239.5, 0.0, 0.0, 1.0]
     calibration = client.node.create_publisher(CameraInfo, "front/camera_info", ALL)
-    front = client.camera("front/image_raw")
+    front = Camera(client, "front/image_raw")
     client.wait_for(calibration.get_subscription_count, "a subscription of the CameraInfo")
     calibration.publish(info)
     images = recorded[0].messages
@@ -94,15 +94,14 @@ def drive(client: Client, domain: int, start_node: Callable[..., Node]) -> Drive
         stamp = front.send(image, begin + number * 100_000_000)
         for name, recording in results.items():
             client.wait_for(lambda r=recording, s=stamp: r.at(s), f"{name} of frame {number}")
-    client.wait_for(lambda: all(recording.messages for recording in labels.values()), "label_info")
+    client.wait_for(lambda: labels.messages, "label_info")
     return Drive(
-        domain,
         node.parameter_file,
         images,
         recorded[1].messages,
         recorded[2].messages,
         {name: [recording.at(stamp_ns(image)) for image in images] for name, recording in results.items()},
-        {name: recording.messages[-1] for name, recording in labels.items()},
+        labels.messages[-1],
     )
 
 
@@ -115,7 +114,7 @@ def test_results_have_the_headers_of_their_images(drive: Drive) -> None:
 
 
 def test_boxes_are_those_of_the_scene(drive: Drive) -> None:
-    names = {entry.class_id: entry.class_name for entry in drive.labels["object"].class_map}
+    names = {entry.class_id: entry.class_name for entry in drive.labels.class_map}
     right = true = reported = 0
     for number, truth in enumerate(drive.true_boxes):
         found = [d for dnn in ("object", "pedestrian") for d in drive.found[f"{dnn}/detections"][number].detections]
@@ -126,7 +125,7 @@ def test_boxes_are_those_of_the_scene(drive: Drive) -> None:
         for detection in drive.found["object/detections"][number].detections:
             hypothesis = detection.results[0].hypothesis
             assert int(hypothesis.class_id) in names
-            assert drive.labels["object"].threshold <= hypothesis.score <= 1
+            assert drive.labels.threshold <= hypothesis.score <= 1
             assert detection.id == ""
     assert true > FRAMES
     assert right > 0.6 * true, f"{right} of {true} boxes"
@@ -199,10 +198,7 @@ def test_replay_finds_the_same_in_a_recording_of_these_images(drive: Drive, tmp_
         connection = writer.add_connection("/front/image_raw", "sensor_msgs/msg/Image", typestore=typestore)
         for image in drive.images:
             writer.write(connection, stamp_ns(image), serialize_message(image))
-    done = subprocess.run(
-        [*installed("multi-dnn"), "replay", "drive", "results", "--params-file", str(drive.parameters)],
-        cwd=tmp_path, env=environment(drive.domain), text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    done = multi_dnn("replay", "drive", "results", "--params-file", drive.parameters, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     replayed: dict[str, Recording] = {}
     kinds = {"vision_msgs/msg/Detection2DArray": Detection2DArray, "sensor_msgs/msg/PointCloud2": PointCloud2}

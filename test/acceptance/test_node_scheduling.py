@@ -64,9 +64,9 @@ def setup(client: Client, start_node: Callable[..., Node], tmp_path_factory: pyt
         }
     )
     node.wait_until_active()
-    front, rear = (client.camera(f"{name}/image_raw") for name in ("front", "rear"))
-    both = [DnnOnCamera(node, camera, "both", name) for camera, name in ((front, "front"), (rear, "rear"))]
-    setup = Setup(client, node, DnnOnCamera(node, front, "a"), DnnOnCamera(node, front, "b"), both)
+    a = DnnOnCamera(node, "a")
+    both = [DnnOnCamera(node, "both", camera=a.camera), DnnOnCamera(node, "both", "rear")]
+    setup = Setup(client, node, a, DnnOnCamera(node, "b", camera=a.camera), both)
     setup.connect()
     return setup
 
