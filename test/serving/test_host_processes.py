@@ -103,13 +103,6 @@ def test_configuring_can_be_cancelled(end: str) -> None:
     host.close()
 
 
-def test_check_ends_its_process() -> None:
-    host = ProcessHost(fake_pipelines.build)
-    assert host.check(settings("object")) == ()
-    assert not engine_pids()
-    host.close()
-
-
 def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object").start()
     pid = rig.pid()
