@@ -61,7 +61,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="number of units (default: all GPUs; without a GPU, or with --threads, two)")  # fmt: skip
     add("--threads", type=positive, metavar="N",
         help="a unit is N threads of a CPU (default: it is a GPU; without GPUs, all cores are divided)")  # fmt: skip
-    add("--policy", choices=_POLICIES, default=None,
+    add("--policy", dest="fleet_policy", choices=_POLICIES,
         help="fair: units change so that slow-downs become equal; even: all jobs on all units at the same time; "
         "one_unit: each job on one unit, at the same time (default: fair)")  # fmt: skip
     add("--compare", action="store_true",
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """Train the jobs; report also if this is interrupted."""
     from multi_dnn_ros.fleet.jobs_file import read_jobs_file
 
-    if args.compare and args.policy is not None:
+    if args.compare and args.fleet_policy is not None:
         raise UsageError("--compare trains under all policies; leave out --policy")
     check_files(args, "output", "plot")
     file, folder = read_jobs_file(args.jobs), (args.folder or args.jobs.with_suffix(".fleet")).absolute()
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             if args.compare:
                 asyncio.run(train_under_each(file, pool, folder, display, fleets))
                 return 0
-            policy: Policy = args.policy or "fair"
+            policy: Policy = args.fleet_policy or "fair"
             fleet = fleets[policy] = Fleet(file, policy, pool, folder, display)
             return 0 if asyncio.run(fleet.run()) else 1
     finally:
