@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from bag_files import read_results
 from command import multi_dnn
-from harness import ALL, LIMIT_S, Client, environment, installed, pixels_of
+from harness import ALL, LIMIT_S, Client, installed, pixels_of
 from networks import LABELS, Block, block_boxes, block_image, write_onnx, write_pt2
 from offline import run_commands, values_of, write_parameters
 from sensor_msgs.msg import CompressedImage, Image
@@ -159,7 +159,7 @@ def write_video(path: Path) -> Path:
     return path
 
 
-def test_camera_publishes_images_and_videos(client: Client, domain: int, tmp_path: Path) -> None:
+def test_camera_publishes_images_and_videos(client: Client, tmp_path: Path) -> None:
     pictures = write_pictures(tmp_path / "pictures", PICTURES)
     video = write_video(tmp_path / "drive.mp4")
     cameras: dict[str, list[str | Path]] = {
@@ -171,8 +171,7 @@ def test_camera_publishes_images_and_videos(client: Client, domain: int, tmp_pat
     }  # fmt: skip
     command = [*installed("multi-dnn"), "camera", "--wait-for-subscribers", "1", "--camera"]
     processes = [
-        subprocess.Popen([*command, topic.split("/")[1], *map(str, words)], env=environment(domain))
-        for topic, words in cameras.items()
+        subprocess.Popen([*command, topic.split("/")[1], *map(str, words)]) for topic, words in cameras.items()
     ]
     try:
         images, looped, small = (
