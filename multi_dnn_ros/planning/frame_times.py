@@ -11,18 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.planning.clock import synchronize, timed_ms
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import Load, Predictor
 from multi_dnn_ros.planning.timing import Target
+
+if TYPE_CHECKING:  # its decoders load torchvision, which takes seconds
+    from multi_dnn_ros.models.dnn import Dnn
 
 #: Size of an image in pixels, unless the DNN needs a larger one.
 HEIGHT, WIDTH = 480, 640

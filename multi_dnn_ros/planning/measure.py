@@ -43,8 +43,12 @@ class Traced:
 
 
 def trace_for(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> Traced:
-    """Trace a network as the target runs it. The graph shares the module's weights. Raises TraceError."""
-    graph_module = trace(module, inputs, fold_batch_norm=True)
+    """Trace a network as the target runs it. The graph shares the module's weights. Raises TraceError.
+
+    A backend may have moved the weights to its device since the last call.
+    """
+    device = next(module.parameters(), inputs[0]).device
+    graph_module = trace(module, tuple(tensor.to(device) for tensor in inputs), fold_batch_norm=True)
     fuses = target.device.type in BACKENDS.get(target.backend).fuses
     return Traced(graph_module, inputs, fused_operations(graph_module) if fuses else frozenset())
 

@@ -112,10 +112,9 @@ def test_the_node_serves_model_files(
     }
     node = start_node({"dnns": list(dnns), "dnn": dnns})
     node.wait_until_active()
-    camera = client.camera("front/image_raw")
-    exported = DnnOnCamera(node, camera, "exported").connect(block_image())
+    exported = DnnOnCamera(node, "exported").connect(block_image())
     assert found_boxes(exported.answer(block_image(*BLOCKS))) == block_boxes(*BLOCKS)
-    DnnOnCamera(node, camera, "small").connect(block_image())
+    DnnOnCamera(node, "small", camera=exported.camera).connect(block_image())
 
 
 def test_inspect_draws_what_it_finds(models: Path, tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ def test_the_error_of_a_wrong_command_line(tmp_path: Path, arguments: str, code:
 
 
 #: Parameter: a wrong value, a part of what is allowed, and a right value.
+MODEL = "dnn.object.model"
 VALUES = {
     "policy": ("prio", "edf", "fifo"),
     "workers": (99, "16", 1),
     "device": ("tpu", "cpu", "cpu"),
     "camera.front.transport": ("jpg", "compressed", "raw"),
     "dnn.object.jobs": (0, "256", 2),
-    "dnn.object.model": ("builtin:objekt", "builtin:object", "builtin:object"),
     "dnn.object.decoder": ("yollo", "yolo", "auto"),
 }
 
@@ -52,7 +52,7 @@ VALUES = {
 @pytest.fixture(scope="module")
 def node(start_node: Callable[..., Node]) -> Node:
     """Started with wrong parameters, which its first test corrects."""
-    wrong = [f"{name}:={value}" for name, (value, *_) in VALUES.items()]
+    wrong = [f"{name}:={value}" for name, (value, *_) in VALUES.items()] + [f"{MODEL}:=builtin:objekt"]
     return start_node({"dnns": ["object"]}, ros_arguments=[word for value in wrong for word in ("-p", value)])
 
 
@@ -65,6 +65,10 @@ def test_all_wrong_parameters_are_named_and_can_be_corrected(client: Client, nod
         assert any(f"{name} is" in line and str(value) in line and allowed in line for line in errors), name
     assert not node.change_state("configure")
     node.set({name: right for name, (_, _, right) in VALUES.items()})
+    assert not node.change_state("configure")  # models are looked up when all values are right
+    lines = [line for line in node.log.splitlines() if "[ERROR]" in line and MODEL in line]
+    assert any("builtin:objekt" in line and "builtin:object" in line for line in lines)
+    node.set({MODEL: "builtin:object"})
     assert node.change_state("configure")
     assert node.change_state("activate")
     node.wait_until_active()

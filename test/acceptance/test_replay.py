@@ -200,7 +200,7 @@ def noise(seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_replay_that_is_ended_leaves_nothing(number: signal.Signals, parameters: Path, tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "in", [(TOPIC, image_message(noise(n), n)) for n in range(500)])
+    source = write_folder(tmp_path / "in", [(TOPIC, image_message(noise(n), n)) for n in range(3000)])
     place = tmp_path / "place"
     place.mkdir()
     command = [*installed("multi-dnn"), "replay", str(source), str(place / "out"), "--params-file", str(parameters)]

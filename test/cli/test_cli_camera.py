@@ -88,21 +88,6 @@ def test_a_phase_that_has_no_meaning(
     assert problem in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("transport", "warned"), [("raw", True), ("compressed", False)])
-def test_raw_images_that_ordinary_subscribers_lose_cause_a_warning_with_the_remedy(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], transport: str, warned: bool
-) -> None:
-    limit = int(Path("/proc/sys/net/core/rmem_max").read_text())
-    height = 2 * limit // (3 * 3840) + 1  # does not fit even though the kernel grants twice the limit
-    source = pictures(tmp_path / "pictures", 2)
-    assert main(["camera", source, "--size", f"3840x{height}", "--rate", "20", "--transport", transport]) == 0
-    lines = [line for line in capfd.readouterr().err.splitlines() if "do not fit" in line]
-    assert len(lines) == warned
-    for line in lines:
-        assert f"images of {3 * 3840 * height} bytes on /front/image_raw do not fit" in line
-        assert f"is {limit}. As root: `sysctl -w net.core.rmem_max=" in line
-
-
 def test_video_compressed_resized_and_renamed(tmp_path: Path, domain: int) -> None:
     path = tmp_path / "drive.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 50.0, (64, 48))

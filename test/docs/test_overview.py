@@ -79,7 +79,7 @@ def test_each_section_with_a_target_is_in_the_overview() -> None:
         link for link, text in TEXTS.items() if link[0] == "measured.md" and re.search(r"\btargets?\b", text, re.I)
     }
     with_target.discard(("measured.md", "measured"))  # the introduction of the page
-    assert len(with_target) > 20
+    assert len(with_target) > 10
     assert with_target - {row.link for row in ROWS} == set()
 
 

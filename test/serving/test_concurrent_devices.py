@@ -152,7 +152,6 @@ def test_gpus_are_configured_at_the_same_time_and_keep_their_order(
 @pytest.mark.parametrize(
     ("names", "order"),
     [
-        (("cuda:0/16sms", "cuda:0/8sms"), ["cuda:0/16sms", "cuda:0/8sms"]),
         (("cpu:1", "cpu:2"), ["cpu:1", "cpu:2"]),
         (("cpu", "cuda:0", "cpu:2"), ["cuda:0", "cpu", "cpu:2"]),
     ],
@@ -163,21 +162,6 @@ def test_devices_of_one_processor_are_configured_in_turn_and_the_cpu_after_the_g
     devices = machine(*names, answer=lambda process: None)
     assert devices.configure().device == ", ".join(names)
     assert devices.events == [event for name in order for event in (f"begin {name}", f"end {name}")]
-
-
-def test_a_gpu_does_not_wait_for_the_shares_of_another(machine: Callable[..., FakeDevices]) -> None:
-    """The first share of cuda:0 is only done when cuda:1 is: all that could begin beside it has begun."""
-    other = threading.Event()
-
-    def answer(process: FakeProcess) -> Exception | None:
-        if process.device == "cuda:1":
-            other.set()
-        return None if other.wait(WAIT_S) else RuntimeError("cuda:1 has not begun")
-
-    devices = machine("cuda:0/16sms", "cuda:0/8sms", "cuda:1", answer=answer)
-    devices.configure()
-    own = [event for event in devices.events if "cuda:0" in event]
-    assert own == ["begin cuda:0/16sms", "end cuda:0/16sms", "begin cuda:0/8sms", "end cuda:0/8sms"]
 
 
 @pytest.mark.parametrize("bad", ["cuda:0", "cuda:1"])
