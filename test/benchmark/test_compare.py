@@ -181,7 +181,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     assert run(good, tmp_path) == 2
     assert run(good, tmp_path / "none.json") == 2
     assert "none.json: cannot be read (No such file or directory)" in capsys.readouterr().err
-    assert run(good, RESULTS / "chaos_cpu.json") == 2
+    assert run(good, RESULTS / "host_heavy_gpu_h200_raw.json") == 2
     assert "both must be of the same scenario" in capsys.readouterr().err
 
 
