@@ -39,13 +39,17 @@ def worker_processes() -> set[int]:
 
 @pytest.mark.timeout(240)
 def test_the_losses_do_not_depend_on_the_units(job: FleetJob, pool: UnitPool, tmp_path: Path) -> None:
-    """The job is measured on one unit, and then trains on both, from its checkpoint."""
+    """The job is measured on one unit, and then trains on both, from its checkpoint.
+
+    Its images are large, so that it does not end before the second process has been started.
+    """
+    job = job.model_copy(update={"size": (160, 160), "steps": 24})
     file = JobsFile(jobs=(job,))
     fleet = Fleet(file, "even", pool, tmp_path / "fleet", lambda fleet, line: None)
     assert asyncio.run(fleet.run()) is True
     assert [0, 1] in [decision["training"].get("a") for decision in fleet.decisions]
     (tmp_path / "alone").mkdir()
-    alone = started(job, tmp_path / "alone").train(16).losses
+    alone = started(job, tmp_path / "alone").train(24).losses
     # The order of summation changes with the units, and training amplifies the differences of rounding.
     assert fleet.jobs["a"].losses == pytest.approx(alone, rel=0.02)
     assert (tmp_path / "fleet" / "a" / "a.safetensors").is_file()
