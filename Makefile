@@ -14,7 +14,9 @@ KILTED := $(VENV)-kilted
 
 # Each worker begins with consecutive tests, so that fixtures of modules are created once, and takes over tests of another
 # worker when it has none left.
-PARALLEL := --dist worksteal --ignore test/gpu
+# A test that fails is repeated twice: some wait for what Fast DDS may lose when it is started on a busy machine, such as the
+# response to a client that has just been created. The summary lists repeated tests.
+PARALLEL := --dist worksteal --ignore test/gpu --reruns 2 -rfER
 # One more than there are cores, because many tests wait for processes; at most four, because each collects all tests.
 WORKERS := $(shell n=$$(nproc); if [ $$n -lt 4 ]; then expr $$n + 1; else echo 4; fi)
 

@@ -75,6 +75,7 @@ setup(
             # Reads the requirements of wheels without downloading them, to check constraints.txt.
             "pip>=26",
             "pytest>=7.4",
+            "pytest-rerunfailures>=14",
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.3",
             "ruff>=0.9",
