@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The targets install into the same environment.
 .NOTPARALLEL:
 
-.PHONY: demo test test-long test-gpu test-kilted lint install clean
+.PHONY: demo test test-long test-gpu test-kilted lint install install-kilted clean
 
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
@@ -50,6 +50,8 @@ test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, b
 	$(BIN)/python -m pytest --durations 5 test/gpu/$(PART)
 
 install: $(INSTALLED)-test ## all extras, and what the tests need
+
+install-kilted: $(KILTED)/.installed ## ROS 2 Kilted beside $(VENV)
 
 $(INSTALLED)-offline $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt tools/ros_environment.py
 	sh tools/check_machine.sh "$(PYTHON)" $(ROS)
