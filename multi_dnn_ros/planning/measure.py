@@ -43,12 +43,11 @@ class Traced:
 
 
 def trace_for(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> Traced:
-    """Trace a network as the target runs it. The graph shares the module's weights. Raises TraceError.
+    """Trace a copy of a network, on the CPU, as the target runs it. Raises TraceError.
 
-    A backend may have moved the weights to its device since the last call.
+    A backend that has prepared the network may have moved some of its weights to another device.
     """
-    device = next(module.parameters(), inputs[0]).device
-    graph_module = trace(module, tuple(tensor.to(device) for tensor in inputs), fold_batch_norm=True)
+    graph_module = trace(copy.deepcopy(module).to("cpu"), inputs, fold_batch_norm=True)
     fuses = target.device.type in BACKENDS.get(target.backend).fuses
     return Traced(graph_module, inputs, fused_operations(graph_module) if fuses else frozenset())
 

@@ -87,7 +87,7 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     pipeline = build(config, lines.append)
     (line,) = [line for line in lines if line.startswith("object: ")]
     assert line.endswith("by predicted layer times")
-    timed = sum(layer.kind != "view" for layer in layers)
+    timed = sum(layer.work.kind != "view" for layer in layers)
     assert pipeline.tasks[0].remaining_ns[0] > timed * 0.1e6
     verdict = measure_fit(config, pipeline, {"front": 1.0}, pipeline.predictor).verdict()
     assert not verdict.unpredicted
