@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ settings.load_profile("no clock")
 # Read when PyTorch is loaded, also in processes that tests start: a pipeline sets as many threads as there are cores,
 # and threads that spin while they wait for one another take the cores from the tests beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+# Who starts pytest may ignore these, as a shell does for its background jobs. Children would inherit that.
+for _number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler)
 
 
 def _set_threads() -> None:

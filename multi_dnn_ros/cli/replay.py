@@ -158,11 +158,12 @@ def run(args: argparse.Namespace) -> int:
 def _stop_signals() -> AbstractContextManager[object]:
     """Inside the block SIGTERM and SIGHUP are as Ctrl-C: unfinished files are removed.
 
-    Not in a worker of Ray, which has a handler of its own.
+    Not in a worker of Ray, which has a handler of its own. A parent that ignores SIGTERM leaves it ignored in its
+    children: that is no handler.
     """
     from multi_dnn_ros.common.processes import Interrupts
 
-    return Interrupts() if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL else nullcontext()
+    return nullcontext() if callable(signal.getsignal(signal.SIGTERM)) else Interrupts()
 
 
 def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Path]:
