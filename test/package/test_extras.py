@@ -200,7 +200,7 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         (LEARN, "sklearn", "profile needs sklearn", "offline"),
         (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
-        (["benchmark", "load", "--plot", "load.png"], "matplotlib", "--plot needs matplotlib", "plots"),
+        (["benchmark", "soak", "--plot", "soak.png"], "matplotlib", "--plot needs matplotlib", "plots"),
         (["benchmark", "paper", "--output", "paper.json"], "matplotlib", "--output needs matplotlib", "plots"),
         (["profile", "layers", "people.onnx"], "onnx2torch", "an ONNX file needs onnx2torch", "onnx"),
     ],
@@ -260,7 +260,7 @@ sys.exit(node([]) if sys.argv[1:] == ["node"] else main())
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["camera", "scenes"], ["replay", "drive.mcap", "results"], ["demo"], ["benchmark", "host"], ["node"]],
+    [["run"], ["camera", "scenes"], ["replay", "drive.mcap", "results"], ["demo"], ["benchmark", "soak"], ["node"]],
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_that_needs_ros_2_says_how_to_get_it(arguments: list[str], tmp_path: Path) -> None:

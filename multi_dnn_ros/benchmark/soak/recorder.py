@@ -14,7 +14,7 @@ from typing import Any
 
 import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
-from multi_dnn_ros.benchmark.peers.spinning import spin
+from multi_dnn_ros.benchmark.soak.spinning import spin
 
 ROS2_BAG, SUBSCRIBER = "ros2 bag record", "a subscriber with rosbags"
 #: Results of some seconds, so that none is lost while a chunk is written to a slow disk.
