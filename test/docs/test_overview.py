@@ -55,7 +55,7 @@ def missing(row: Row) -> set[str]:
 
 def test_there_is_a_table_for_each_area() -> None:
     assert [anchor for anchor, text in OVERVIEW.items() if rows_of(text)] == [
-        "serving-on-a-cpu", "serving-on-a-gpu", "host-cost", "several-devices", "accuracy", "training",
+        "serving-on-a-cpu", "serving-on-a-gpu", "host-cost", "several-devices", "accuracy",
     ]  # fmt: skip
 
 
