@@ -20,7 +20,6 @@ import torch
 from board_records import mix, record, trial, write
 from hypothesis import given
 from hypothesis import strategies as st
-from multi_dnn_ros.benchmark.html_page import Page
 
 from multi_dnn_ros.benchmark.board import machine
 from multi_dnn_ros.benchmark.board.machine import TimedReading, describe_board, jetson_gpu_load, power_mode, summarize
@@ -30,6 +29,7 @@ from multi_dnn_ros.benchmark.board.plots import plot_highest, plot_timeline
 from multi_dnn_ros.benchmark.board.record import BoardRecord, SensorSample
 from multi_dnn_ros.benchmark.board.report import board_table
 from multi_dnn_ros.benchmark.board.trial import run_trial
+from multi_dnn_ros.benchmark.html_page import Page
 from multi_dnn_ros.benchmark.paper.sets import SETS
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.cli.main import main

@@ -25,7 +25,6 @@ from multi_dnn_ros.compression.__main__ import main as compression
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.training.__main__ import main as training
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Top-level modules that neither setup.py nor an extra brings: those of ROS 2, and of Python 3.14's standard library.
@@ -229,9 +228,6 @@ def test_a_command_names_the_extra_that_it_lacks(
 @pytest.mark.parametrize(
     ("run", "arguments", "missing", "extra"),
     [
-        (training, ["object", "--scenes", "s", "--out", "o.safetensors"], "pycocotools", "offline"),
-        (training, ["evaluate", "--out", "o.json"], "pycocotools", "offline"),
-        (training, ["curves", "curve.json", "--out", "o.png"], "matplotlib", "plots"),
         (compression, ["full-rank"], "tensorly", "offline"),
     ],
 )
