@@ -3,7 +3,7 @@
 from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
-from launch_ros.actions import Node
+from launch_ros.actions import LifecycleNode
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 from launch_ros.utilities import make_namespace_absolute, prefix_namespace
@@ -39,7 +39,7 @@ def check_params_file(context: LaunchContext) -> None:
 
 def generate_launch_description() -> LaunchDescription:
     """The launch arguments, the check of the parameter file, and the node."""
-    node = Node(
+    node = LifecycleNode(  # an including launch file can wait for its states, as replay.launch.py does
         package="multi_dnn_ros",
         executable="multi_dnn_node",
         name=NODE_NAME,

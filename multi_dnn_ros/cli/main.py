@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not _is_utf8(argument):
                 raise UsageError(f"argument '{_shown(argument)}' is not UTF-8; rename the file or folder")
         if ros_args and not getattr(args, "takes_ros_args", False):
-            raise UsageError("--ros-args are for commands that start a ROS node: run, camera, replay --live")
+            raise UsageError("--ros-args are for commands that start a ROS node: run, camera")
         require(args.command, *getattr(args, "libraries", ()))
         return int(args.run(args))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``multi-dnn replay``: run every frame of a recording through an engine or, with ``--live``, through a node."""
+"""``multi-dnn replay``: run every frame of a recording through the DNNs, without a ROS graph."""
 
 from __future__ import annotations
 
@@ -43,14 +43,10 @@ of this machine. OUT_BAG gets a recording of the same name for each, its log, an
 checksums. A recording that fails does not stop the others. If run again, the command replays only what is missing, has
 failed or has changed. On several hosts the folders must have the same paths everywhere.
 
-With --live the frames go through a running node, which must have been started with parameter `autostart` false. The
-replay sets its cameras to reliable QoS, configures and activates it, and publishes /clock and the frames one at a time,
-each when all results of the previous one have arrived. At the end the node is unconfigured again. The new recording is
-the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
+To play a recording to a node, as on the robot: ros2 launch multi_dnn_ros replay.launch.py bag:=drive
 
 Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording, an
-overlay that could not be written (the results are kept) or, with --cluster, a failed recording or, with --live, N is
-less than M; 2 wrong usage.
+overlay that could not be written (the results are kept) or, with --cluster, a failed recording; 2 wrong usage.
 """
 _EXAMPLES = """\
 multi-dnn replay drive/ results/
@@ -58,8 +54,6 @@ multi-dnn replay drive.mcap results --overlay results.mp4
 multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
 multi-dnn replay drive results --with-input --storage sqlite3
 multi-dnn replay drives/ results --cluster --cpus 4 --gpus 0.25
-multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
-multi-dnn replay drive results --live
 """
 
 
@@ -67,7 +61,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
         subparsers, "replay", "run every frame of a recording through the DNNs and record the results",
-        details=_DETAILS, examples=_EXAMPLES, run=run, takes_ros_args=True,
+        details=_DETAILS, examples=_EXAMPLES, run=run,
     )  # fmt: skip
     add = parser.add_argument
     add(
@@ -87,8 +81,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
         "topic)")  # fmt: skip
     add("--node", metavar="NAME",
-        help="full name of the node in the topics of the results; with --live, of the running node "
-        "(default: /multi_dnn)")  # fmt: skip
+        help="full name of the node in the topics of the results (default: /multi_dnn)")  # fmt: skip
     add_device(parser, default=None)
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
@@ -104,12 +97,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--retries", type=natural, metavar="N",
         help="with --cluster: replay a recording up to N times more if its process or host is lost "
         "(default: 2)")  # fmt: skip
-    add = parser.add_argument_group("through a running node").add_argument
-    add("--live", action="store_true", help="use the running node instead of an engine of this command")
-    add("--rate", type=positive_float, metavar="X",
-        help="with --live: highest playback speed, 1.0 is that of the recording (default: 1.0)")  # fmt: skip
-    add("--start-timeout", type=positive_float, metavar="S",
-        help="with --live: wait this many seconds for the node (default: 120)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,11 +109,6 @@ def run(args: argparse.Namespace) -> int:
 
         return run_cluster(args)
     configure_malloc()
-    if args.live:
-        from multi_dnn_ros.cli.replay_live import run_live
-
-        args.rate, args.start_timeout = args.rate or 1.0, args.start_timeout or 120.0
-        return run_live(args)
     args.node = args.node or "/multi_dnn"
     config = read_config(args, args.node)
     overlay = _overlay_paths(args, config)
@@ -192,27 +174,11 @@ def _check_options(args: argparse.Namespace) -> None:
     """UsageError for a wrong --node, and for options that need, or exclude, one another."""
     if args.node is not None:
         check_node(args.node)
-    if args.live:
-        for name in ("cluster", "cpus", "gpus", "retries"):
-            if getattr(args, name) is not None:
-                raise UsageError(f"--{name} does not use a running node; it cannot be used with --live")
-        if args.params_file is not None:
-            raise UsageError("--params-file is for the command's own engine; with --live give the file to the node")
-        if args.device is not None:
-            raise UsageError("--device is for the command's own engine; with --live set the node's parameter device")
-        if args.overlay is not None:
-            raise UsageError("--overlay cannot be used with --live; record or view ~/<camera>/overlay of the node")
-        return
     for name in ("cpus", "gpus", "retries"):
         if getattr(args, name) is not None and args.cluster is None:
             raise UsageError(f"--{name} needs --cluster")
     if args.cluster is not None and args.overlay is not None:
         raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
-    for name in ("rate", "start_timeout"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} needs --live")
-    if args.ros_args:
-        raise UsageError("--ros-args are for commands that start a ROS node; use --live")
 
 
 def _replay(

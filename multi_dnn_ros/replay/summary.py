@@ -19,17 +19,10 @@ class StreamCount:
 
 @dataclass
 class Summary:
-    """Counts by (dnn, camera), and damage of the input.
-
-    frames: number played. complete: number with results of every DNN of their camera. stopped: why the replay ended
-    early. A replay without a ROS graph leaves these three unset.
-    """
+    """Counts by (dnn, camera), and damage of the input."""
 
     streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
     input_damage: list[str] = field(default_factory=list)
-    frames: int = 0
-    complete: int = 0
-    stopped: str = ""
 
     def offer(self, dnn: str, camera: str) -> None:
         self.streams.setdefault((dnn, camera), StreamCount()).offered += 1

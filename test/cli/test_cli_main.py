@@ -126,7 +126,6 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a full name such as /multi_dnn"),
         (["replay", "in", "out", "--node", "/robot/"], 2, "--node is '/robot/'; expected a full name"),
         (["replay", "in", "out", "--cluster", "--node", "/a b"], 2, "--node is '/a b'; expected a full name"),
-        (["replay", "in", "out", "--live", "--node", "multi_dnn"], 2, "--node is 'multi_dnn'; expected a full name"),
         (["demo", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
         (["demo", "--size", "63x480"], 2, "--size 63x480: each side of the road's images must be 64 to 4096 pixels"),
         (["inspect", "nowhere.onnx"], 1, "argument MODEL is 'nowhere.onnx': there is no such file"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -195,11 +194,24 @@ def test_a_repeated_recording_with_simulated_time(
     assert "/clock" not in node.text()
 
 
-def test_the_launch_of_a_replay_fails_if_a_frame_is_missing(ros: RosSystem, parameters: str, tmp_path: Path) -> None:
-    images(tmp_path / "drive", 4, "/robot/front/image_raw", bad=2)
-    arguments = (f"bag:={tmp_path / 'drive'}", f"params_file:={parameters}", "namespace:=robot")
-    launched = ros.launch("replay.launch.py", *arguments, f"output:={tmp_path / 'results'}")
-    assert launched.process.wait(300.0) == 1
-    assert launched.text().strip().splitlines()[-1].endswith(": 3 of 4 frames")
-    (stream,) = json.loads((tmp_path / "results" / "summary.json").read_text())["streams"]
-    assert (stream["published"], stream["dropped"]) == (3, {"bad_image": 1})
+def test_the_launch_of_a_replay_plays_every_frame_and_states_the_counts(
+    ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path
+) -> None:
+    """The player waits until the node is active; the node states its counts at the end."""
+    images(tmp_path / "drive", 4, "/robot/camera", bad=2)
+    arguments = (f"bag:={tmp_path / 'drive'}", f"params_file:={parameters}", "namespace:=robot", "image:=/robot/camera")
+    launched = ros.launch("replay.launch.py", *arguments)
+    assert launched.process.wait(300.0) == 0, launched.text()
+    assert "object on front: 3 of 4 frames published; dropped: 1 bad_image" in launched.text()
+
+
+@pytest.mark.parametrize(("bag", "model"), [("nowhere", "builtin:object"), ("drive", "nowhere.onnx")])
+def test_the_launch_of_a_replay_fails_without_a_recording_or_a_model(
+    ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path, bag: str, model: str
+) -> None:
+    images(tmp_path / "drive", 4, "/front/image_raw")
+    path = Path(parameters)
+    path.write_text(path.read_text().replace("backend: eager", f"backend: eager, model: '{model}'"))
+    launched = ros.launch("replay.launch.py", f"bag:={tmp_path / bag}", f"params_file:={path}")
+    assert launched.process.wait(300.0) == 1, launched.text()
+    assert "nowhere" in launched.text()

@@ -15,7 +15,6 @@ from two_heads import LABELS, exported, picture
 
 from multi_dnn_ros.bags import BagMessage, BagWriter
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.ros.result_messages import class_names, image_message
 
 TOPIC = "/front/image_raw"
@@ -70,14 +69,3 @@ def test_replay_without_a_node(folder: Path) -> None:
     summary = json.loads((folder / "results" / "summary.json").read_text())
     assert f'"published": {FRAMES}' in json.dumps(summary)
     assert len(list((folder / "pictures").iterdir())) == FRAMES
-
-
-def test_replay_through_a_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reserved_domain() as domain:
-        environment = loopback_environment(domain)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        options = ["--params-file", str(folder / "road.yaml"), "-p", "autostart:=false", "-p", "use_sim_time:=true"]
-        with Child("node", ["run", "--ros-args", *options], folder / "node.log", environment):
-            assert main(["replay", str(folder / "drive"), str(folder / "live"), "--live"]) == 0
-    check(read_bag(folder / "live"))
