@@ -12,8 +12,8 @@ from builtin_interfaces.msg import Time
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 

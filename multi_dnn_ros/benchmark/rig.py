@@ -22,7 +22,6 @@ from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.cameras import CameraPlan, record_drive
 from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_parameters, reported_results, streams_of
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
@@ -30,6 +29,7 @@ from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler, append_nod
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
+from multi_dnn_ros.replay.message_definitions import message_class
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import ResultKind

@@ -10,12 +10,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.bags import BagReader
-from multi_dnn_ros.bags.reader import is_storage_file
 from multi_dnn_ros.camera.pace import gap_ns
 from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
+from multi_dnn_ros.replay.bag_reader import BagReader, is_storage_file
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file, image_files
 
 _MAX_PIXELS = 1 << 27

@@ -12,11 +12,12 @@ import pytest
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Header, String
 
-from multi_dnn_ros.bags import BagError, BagWriter
 from multi_dnn_ros.camera.generated import PreparedSource, SceneSource
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.camera.source import Recorded, SourceError
 from multi_dnn_ros.camera.sources import open_source
+from multi_dnn_ros.replay.bag_writer import BagWriter
+from multi_dnn_ros.replay.storage_files import BagError
 
 
 def flat(value: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:
@@ -141,7 +142,7 @@ def test_a_missing_or_empty_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="source 'nowhere' does not exist"):
         open_source("nowhere")
     (tmp_path / "x.mcap").write_bytes(b"")
-    with pytest.raises(BagError, match=r"x\.mcap is empty"):
+    with pytest.raises(BagError, match=r"x\.mcap: truncated"):
         open_source(str(tmp_path / "x.mcap"))
     with pytest.raises(SourceError, match="device /dev/null cannot be opened"):
         open_source("/dev/null")
