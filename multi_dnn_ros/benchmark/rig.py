@@ -176,6 +176,15 @@ class Rig:
         with self._interrupts.deferred():
             self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
 
+    def start_cameras(self) -> None:
+        """Start all cameras, and wait until every DNN that is switched on has produced a result for each."""
+        for name in self.plans:
+            self.start_camera(name)
+        expected = self.switched_on
+        if not self.until(lambda: all(map(len, expected.values())), 60.0):
+            silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), found in expected.items() if not len(found))
+            raise CommandError(f"no results of {silent} after 60 s; see {self.folder}")
+
     def stop_camera(self, name: str) -> None:
         """Stop the process of a camera, if it is running."""
         if name in self.cameras:

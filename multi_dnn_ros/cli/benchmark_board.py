@@ -20,8 +20,7 @@ _DETAILS = """\
 For each mix of DNNs, a node is started, and the command searches for the highest rate at which less than 5 % of the
 results are missing. At this rate latency, CPU, GPU, memory, power, temperature and throttling are measured for the rest
 of the mix's time. A mix that does not fit or fails is reported with the reason. --output has all figures, and an HTML
-page of the same name shows them; `multi-dnn benchmark compare` compares two such files. Run nothing else during the
-measurement.
+page of the same name shows them. Run nothing else during the measurement.
 
 mixes:
   builtin      the three built-in DNNs

@@ -1,4 +1,4 @@
-"""``multi-dnn benchmark paper`` and ``paper-report``: several large DNNs at once, under many conditions."""
+"""``multi-dnn benchmark paper``: several large DNNs at once, under many conditions."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ multi-dnn benchmark paper --set vgg16_x8 --output vgg.json
 multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json --resume
 multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
 """
-_REPORT = "The files must come from one machine and the same settings."
 _EXTRA_FILES = "tables (.md) and plots (.png) beside it"
 
 
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
-    """Declare paper and paper-report."""
+    """Declare paper."""
     from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 
     width = max(map(len, CONDITIONS)) + 2
@@ -58,12 +57,6 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         "conditions ours_dcomp* (default: random weights, decomposed by the paper's ratios)")  # fmt: skip
     add_output(parser, f"{_EXTRA_FILES}, after each repeat")
     add("--resume", action="store_true", help="continue an interrupted run from its --output file")
-    parser = add_command(
-        scenarios, "paper-report", "merge results of scenario paper into one set of tables and plots", details=_REPORT,
-        examples="multi-dnn benchmark paper-report fig5.json fig6.json --output all.json", run=_paper_report,
-    )  # fmt: skip
-    parser.add_argument("results", nargs="+", type=Path, metavar="JSON", help="files of `multi-dnn benchmark paper`")
-    add_output(parser, _EXTRA_FILES)
 
 
 def _paper(args: argparse.Namespace) -> int:
@@ -116,14 +109,6 @@ def _earlier(args: argparse.Namespace, now: dict[str, Any]) -> dict[str, Any]:
     if found := differences(earlier, now):
         raise CommandError(f"--resume: {args.output} was measured under other conditions: {'; '.join(found)}")
     return earlier
-
-
-def _paper_report(args: argparse.Namespace) -> int:
-    check_output(args.output)
-    from multi_dnn_ros.benchmark.paper.report import merged
-
-    _show(merged(args.results), args.output)
-    return 0
 
 
 def _show(content: dict[str, Any], output: Path | None) -> None:

@@ -1,10 +1,10 @@
-"""Options and checks of the scenarios paper, deadlines and important, which run sets of randomly weighted networks."""
+"""Options and checks of the scenario paper, which runs sets of randomly weighted networks."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,6 @@ from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     import torch
-
-    from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 
 
 def add_execution(parser: argparse.ArgumentParser, *, repeats: int, repeat: str, seconds: float) -> None:
@@ -30,17 +28,6 @@ def add_execution(parser: argparse.ArgumentParser, *, repeats: int, repeat: str,
     add("--seconds", type=positive_float, default=seconds, metavar="S",
         help="length of each run in seconds (default: %(default)g)")  # fmt: skip
     add_seed(parser, "weights, images and the order of runs")
-
-
-def add_condition(parser: argparse.ArgumentParser) -> None:
-    """--condition, limited to conditions that use the engine."""
-    from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
-
-    engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine" and not condition.batched]
-    parser.add_argument(
-        "--condition", choices=engine, default="ours", metavar="NAME",
-        help=f"how the engine runs the DNNs, as in scenario paper: {', '.join(engine)} (default: %(default)s)",
-    )  # fmt: skip
 
 
 def add_output(parser: argparse.ArgumentParser, also: str = "") -> None:
@@ -72,25 +59,6 @@ def chosen_device(args: argparse.Namespace) -> torch.device:
     device = choose_device(args.device, "--device is")
     check_partition(device, args.sms)
     return device
-
-
-def chosen_set(name: str) -> DnnSet:
-    """The set of --set. Raises UsageError for a name that stands for several sets."""
-    from multi_dnn_ros.benchmark.paper.sets import choose_sets
-
-    sets = choose_sets([name])
-    if len(sets) > 1:
-        raise UsageError(f"--set is {name}, which is several sets; choose one: {', '.join(each.name for each in sets)}")
-    return sets[0]
-
-
-def chosen_networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> tuple[Network, ...]:
-    """The networks of a set that `names` lists; if it lists none, each network of the set once."""
-    known = {network.builder: network for network in dnns.kinds}
-    for name in names or ():
-        if name not in known:
-            raise UsageError(f"{option} is '{name}'; allowed with --set {dnns.name}: {', '.join(known)}")
-    return tuple(known[name] for name in dict.fromkeys(names or known))
 
 
 def print_progress() -> Callable[[str], None]:

@@ -26,7 +26,7 @@ engine process is killed, and the results are recorded.
 
 The run passes (exit code 0) if every frame is accounted for, memory, threads, file descriptors, latency and number of
 results at the end are about the same as after ten minutes, every action was carried out, all DNNs served again after
-every fault, and nothing is left behind (docs/soak.md).
+every fault, and nothing is left behind (docs/benchmarks.md).
 """
 
 

@@ -27,7 +27,6 @@ from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.training.controlled import Controlled
     from multi_dnn_ros.training.retrain import Result
     from multi_dnn_ros.training.trainable import Trainable
 
@@ -47,7 +46,7 @@ Several processes, on several GPUs or on a CPU:
 _EXAMPLES = """\
 multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
 multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
-multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --control big.safetensors --seeds 3
+multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --teacher big.safetensors
 multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
 multi-dnn retrain people.pt2 --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
@@ -74,15 +73,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="network whose outputs are also training targets, such as the original (default: none)")  # fmt: skip
     add("--teacher-weight", type=fraction, default=0.5, metavar="X",
         help="the teacher's part of the loss, 0..1 (default: %(default)s)")  # fmt: skip
-    add = parser.add_argument_group("comparison").add_argument
-    add("--seeds", type=positive, default=1, metavar="N",
-        help="train N times, with seeds --seed, --seed + 1, ..., and print mean and standard deviation; the weights "
-        "with the best validation score are written (default: %(default)s)")  # fmt: skip
-    add("--control", metavar="MODEL",
-        help="the network before decomposition, which is trained in the same way with each seed, for comparison "
-        "(default: none)")  # fmt: skip
+    add = parser.add_argument
     add("--report", type=Path, metavar="FOLDER",
-        help="write retrain.json and retrain.png to this folder (default: none)")  # fmt: skip
+        help="write retrain.json and retrain.png (loss and score by epoch) to this folder (default: none)")  # fmt: skip
     schedule = parser.add_argument_group("schedule")
     add = schedule.add_argument
     add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
@@ -127,11 +120,9 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import checkpoint, distributed
     from multi_dnn_ros.training.checks import check_sets
-    from multi_dnn_ros.training.controlled import retrain_controlled
-    from multi_dnn_ros.training.controlled_report import JSON_NAME, write_report
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import check_labels, retrain, settings
-    from multi_dnn_ros.training.setup import MAIN
+    from multi_dnn_ros.training.retrain_report import JSON_NAME, write_report
 
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
@@ -145,16 +136,10 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--checkpoint", args.checkpoint)
         if args.checkpoint.absolute() == args.output.absolute():
             raise UsageError(f"--checkpoint and --output are both {args.output}; expected two different files")
-    first_student = read_trainable(args, args.model, smoothing=args.label_smoothing)
-    check_output(args.output, args.model, first_student.source)
+    student = read_trainable(args, args.model, smoothing=args.label_smoothing)
+    check_output(args.output, args.model, student.source)
     teacher = read_trainable(args, args.teacher) if args.teacher else None
-    control = read_trainable(args, args.control, smoothing=args.label_smoothing) if args.control else None
-    if control is not None and (control.task, control.size) != (first_student.task, first_student.size):
-        raise UsageError(
-            f"--control {args.control} is for {control.task} at {control.size[0]}x{control.size[1]}, {args.model} for "
-            f"{first_student.task} at {first_student.size[0]}x{first_student.size[1]}"
-        )
-    sets = read_data(args, first_student)
+    sets = read_data(args, student)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
         patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
@@ -169,30 +154,20 @@ def run(args: argparse.Namespace) -> int:
                 print(text, file=sys.stderr)
 
         for data in sets:
-            check_labels(first_student, data)
+            check_labels(student, data)
         usable = check_sets(sets, max_faulty=args.max_faulty, progress=not args.quiet)
-
-        def train(network: Trainable, run_schedule: Schedule, file: Path | None) -> Result:
-            say(f"{network.model}, seed {run_schedule.seed}")
-            return retrain(
-                network, usable, run_schedule, batch_size=args.batch_size, device=device, teacher=teacher,
-                teacher_weight=args.teacher_weight, checkpoint=file, checkpoint_every=args.checkpoint_every,
-                batch_norm=args.batch_norm, progress=not args.quiet, say=say,
-            )  # fmt: skip
-
-        student, result = retrain_controlled(
-            lambda: read_trainable(args, args.model, smoothing=args.label_smoothing),
-            (lambda: read_trainable(args, args.control, smoothing=args.label_smoothing)) if args.control else None,
-            schedule, args.seeds, MAIN[first_student.task], train, args.checkpoint,
+        result = retrain(
+            student, usable, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
+            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every,
+            batch_norm=args.batch_norm, progress=not args.quiet, say=say,
         )  # fmt: skip
-        chosen = settings(
-            schedule, args.batch_size, sets, teacher, args.teacher_weight, args.batch_norm, first_student.loss
-        )
+        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight, args.batch_norm, student.loss)
     if first:
-        _write(args, student, sets[0].labels, {**chosen, **result.provenance()})
+        training = {**chosen, **result.provenance()}
+        _write(args, student, sets[0].labels, training)
         _print(result, args.output)
         if args.report is not None:
-            write_report(args.report, args.model, args.control, result, {**provenance(), "training": chosen})
+            write_report(args.report, {**provenance(), "model": args.model, "training": training})
     return 0
 
 
@@ -219,13 +194,14 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
     save_artifact(args.output, student.source.module, description)
 
 
-def _print(result: Controlled, output: Path) -> None:
+def _print(result: Result, output: Path) -> None:
     from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.training.controlled_report import comparison_table
 
-    print(table(*comparison_table(result)))
-    run = result.runs[result.best]
-    epoch = run.outcome.epoch + 1
+    rows = [
+        (name, f"{result.before[name]:.4f}", f"{after:.4f}", f"{after - result.before[name]:+.4f}")
+        for name, after in result.after.items()
+    ]
+    print(table(("test part", "before", "after", "change"), rows))
+    epoch = result.outcome.epoch + 1
     kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
-    seed = f"seed {result.seeds[result.best]}, " if len(result.seeds) > 1 else ""
-    print(f"{seed}{kept}, {run.seconds:.0f} s of training; written to {output}")
+    print(f"{kept}, {result.seconds:.0f} s of training; written to {output}")

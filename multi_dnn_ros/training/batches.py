@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -27,20 +27,13 @@ class Inputs:
     """Converts an image 0..1 to a network's input: resized to size (width, height) unless None; then (value - mean) /
     std.
 
-    bgr: the network expects BGR; mean and std are in that order. small: the size in the first `small_epochs` epochs of
-    training, because much can be learned from smaller images in less time (Tan and Le 2021).
+    bgr: the network expects BGR; mean and std are in that order.
     """
 
     size: tuple[int, int] | None = None
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     bgr: bool = False
-    small: tuple[int, int] | None = None
-    small_epochs: int = 0
-
-    def at(self, epoch: int) -> Inputs:
-        """The conversion for training epoch `epoch`."""
-        return replace(self, size=self.small) if epoch < self.small_epochs else self
 
     def __call__(self, image: Tensor) -> Tensor:
         """(B, 3, h, w) float 0..1 RGB -> (B, 3, height, width) float."""
@@ -105,14 +98,13 @@ class _Batches:
         # their losses accordingly.
         first, last = rank * self.batch_size // world, (rank + 1) * self.batch_size // world
         chosen = [order[k * self.batch_size + first : k * self.batch_size + last] for k in range(len(self))]
-        inputs = self.inputs.at(number)
         rng: torch.Generator | None = None
         for batch in self._read(chosen):
             if rng is None:
                 device = batch["image"].device
                 rng = torch.Generator(device).manual_seed((self.seed * 100_003 + number) * 1_009 + rank)
             batch = self._augmented(batch, rng)
-            yield {**batch, "image": inputs(batch["image"])}
+            yield {**batch, "image": self.inputs(batch["image"])}
 
     def tenths(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
         """The tenths from `first` up to but not including `last` (both 0..10) of each batch, from batch `step` on.
@@ -127,7 +119,6 @@ class _Batches:
             order[k * self.batch_size + bounds[first] : k * self.batch_size + bounds[last]]
             for k in range(step, len(self))
         ]
-        inputs = self.inputs.at(number)
         for k, batch in enumerate(self._read(chosen), step):
             seed = ((self.seed * 100_003 + number) * 1_000_003 + k) * 11
             device = batch["image"].device
@@ -136,7 +127,7 @@ class _Batches:
                 for tenth in range(first, last)
             ]
             batch = _by_group(self._augmented, batch, groups)
-            yield {**batch, "image": inputs(batch["image"])}
+            yield {**batch, "image": self.inputs(batch["image"])}
 
     def _augmented(self, batch: Batch, rng: Random) -> Batch:
         """The batch with images 0..1, augmented."""

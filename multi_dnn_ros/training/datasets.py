@@ -152,7 +152,7 @@ class SceneArrays:
             self.spec = json.loads((folder / "spec.json").read_text())
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.NAMES}
         except (OSError, ValueError, EOFError) as error:  # EOFError: an empty file
-            raise DatasetError(f"{folder}: no rendered scenes ({error}); create them with `render`") from error
+            raise DatasetError(f"{folder}: no rendered scenes ({error})") from error
         self.detector_images = arrays["detector_images"]
         self.boxes = arrays["boxes"]
         self.classes = arrays["classes"]

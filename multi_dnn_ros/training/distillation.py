@@ -12,16 +12,15 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.classification import logits_of, soft_targets
-from multi_dnn_ros.training.graph_replay import capture_teacher
 from multi_dnn_ros.training.loop import Loss
+from multi_dnn_ros.training.precision import autocast
 
 
 class Distilled:
     """A loss that combines the truth with a teacher's outputs for the same (augmented) images.
 
     loss: loss on the truth; None: the teacher alone counts. teacher: in eval mode on the training device. weight: share
-    of the teacher, 0..1. difference: loss between the student's and the teacher's outputs. On a GPU all images must
-    have the same size.
+    of the teacher, 0..1. difference: loss between the student's and the teacher's outputs.
     """
 
     def __init__(
@@ -38,22 +37,15 @@ class Distilled:
         self.difference = difference
         self.weight = 1.0 if loss is None else weight
         self.precision = precision
-        self._replayed: Callable[[Tensor], Any] | None = None
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
-        target = self._teacher_outputs(batch["image"])
+        image = batch["image"]
+        with torch.no_grad(), autocast(image.device, self.precision):
+            target = self.teacher(image)
         value = self.weight * self.difference(outputs, target)
         if self.loss is not None and self.weight < 1.0:
             value = value + (1.0 - self.weight) * self.loss(outputs, batch)
         return value
-
-    def _teacher_outputs(self, image: Tensor) -> Any:
-        if not image.is_cuda:
-            with torch.no_grad():
-                return self.teacher(image)
-        if self._replayed is None:
-            self._replayed = capture_teacher(self.teacher, image, self.precision)
-        return self._replayed(image)
 
 
 class SoftTargets:

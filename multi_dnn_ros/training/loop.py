@@ -25,20 +25,15 @@ from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.averaging import Averaging, fit_statistics
 from multi_dnn_ros.training.batch_norm import global_batch_norm, is_global
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.graph_replay import capture_passes
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.vision.results import OutputError
 
-__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "Stopped", "TrainingError", "set_training",
+__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "set_training",
            "train"]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 Batch = dict[str, Tensor]
-
-
-class Stopped(TrainingError):
-    """Training stopped on request; it can be continued from its checkpoint."""
 
 
 class Batches(Protocol):
@@ -65,8 +60,7 @@ class Schedule:
     ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs between scores. patience:
     stop after this many epochs without improvement, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling); the
     latter two for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share of mixed
-    images, see augment_classes. small, small_epochs: for classifiers, the first small_epochs epochs use images whose
-    sides are the fraction `small` of those of the network's input.
+    images, see augment_classes.
     """
 
     epochs: int
@@ -82,8 +76,6 @@ class Schedule:
     clip: float = 10.0
     seed: int = 0
     mix: float = 0.0
-    small: float = 1.0
-    small_epochs: int = 0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.score_every < 1 or not 0 < self.lr < math.inf:
@@ -96,11 +88,6 @@ class Schedule:
             raise ValueError(f"precision = {self.precision!r}: not one of {', '.join(TRAINING_PRECISIONS)}")
         if not 0.0 <= self.mix <= 1.0:
             raise ValueError(f"mix = {self.mix}: must be 0 to 1")
-        if not 0.0 < self.small <= 1.0 or not 0 <= self.small_epochs < self.epochs:
-            raise ValueError(
-                f"small = {self.small}, small_epochs = {self.small_epochs}: small must be above 0 and at most 1, "
-                f"small_epochs less than epochs ({self.epochs})"
-            )
 
 
 @dataclass
@@ -129,7 +116,6 @@ def train(
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
     batch_norm: str = "auto",
-    stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Train `network` on its device. Afterwards it has the weights with the best score.
 
@@ -142,8 +128,7 @@ def train(
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
     progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
-    global if a process has fewer than SMALL_BATCH images. stop: called by rank 0 after each epoch but the last; if it
-    returns True, the checkpoint is written and Stopped raised.
+    global if a process has fewer than SMALL_BATCH images.
 
     An epoch after which a weight or a statistic of batch normalization is not finite is not scored; a warning names the
     tensor. Raises TrainingError for a loss or an initial weight that is not finite, and for a checkpoint of another run
@@ -161,14 +146,13 @@ def train(
     with global_batch_norm(*([network] if whole_batch else [])):
         return _train(
             network, batches, loss, score, schedule, run, whole_batch,
-            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress, stop=stop,
+            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress,
         )  # fmt: skip
 
 
 def _train(
     network: nn.Module, batches: Batches, loss: Loss, score: Score, schedule: Schedule, run: Mapping[str, Any],
     whole_batch: bool, *, main: str, checkpoint: Path | None, checkpoint_every: int, progress: bool,
-    stop: Callable[[], bool] | None,
 ) -> Outcome:  # fmt: skip
     """See `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
     first_process = distributed.rank() == 0
@@ -196,10 +180,7 @@ def _train(
             raise TrainingError(f"before training: {unusable} of the network is not finite")
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
     unused = bool(_unused(network, batches, loss))
-    # Collectives inside the passes, and weights without a gradient, which every step has to find, are not captured.
-    capturing = device.type == "cuda" and not whole_batch and not unused
-    passes = network if capturing else distributed.replicated(network, unused)
-    captured_for: torch.Size | None = None
+    passes = distributed.replicated(network, unused)
     steps = len(batches)
     parameters = list(network.parameters())  # collected once: this takes as long as some of the steps below
     averaging = Averaging(average, network) if schedule.ema else None
@@ -218,9 +199,6 @@ def _train(
             step = epoch * steps + k
             set_rate(optimizer, schedule, step / steps)
             image = _channels_last(batch["image"])
-            if capturing and image.shape != captured_for:
-                passes = distributed.replicated(capture_passes(network, image, schedule.precision))
-                captured_for = image.shape
             with autocast(device, schedule.precision):
                 outputs = passes(image)
             # Gradients are averaged over the processes, whose shares of the batch may differ by one image.
@@ -264,8 +242,7 @@ def _train(
             speed = f"images/s={outcome.images_per_s[-1]:.4g}"
             tqdm.write(f"{text} {speed} seconds={time.monotonic() - started:.1f}")
         last = epoch + 1 == schedule.epochs
-        stopped = not last and distributed.from_first(stop is not None and first_process and stop())
-        due = (epoch + 1) % checkpoint_every == 0 or last or stopped
+        due = (epoch + 1) % checkpoint_every == 0 or last
         if checkpoint is not None and first_process and due:
             state = {
                 "network": network.state_dict(),
@@ -279,8 +256,6 @@ def _train(
                 "next_epoch": epoch + 1,
             }
             checkpoints.save(checkpoint, state, run)
-        if stopped:
-            raise Stopped(f"stopped after epoch {epoch + 1} of {schedule.epochs}")
     distributed.tensors_from_first(best_weights)
     network.load_state_dict(best_weights)
     set_training(network, False)

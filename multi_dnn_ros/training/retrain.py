@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import MAX_FAULTY, CheckedData, check_sets
 from multi_dnn_ros.training.data import PARTS, Data, Rows
@@ -67,7 +65,6 @@ def retrain(
     max_faulty: float = MAX_FAULTY,
     batch_norm: str = "auto",
     progress: bool = True,
-    stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Train `student.network` in place on all of `sets`, keep the weights that are best on their validation parts, and
@@ -75,10 +72,10 @@ def retrain(
 
     teacher: a network with the same task, inputs (size, framing, colours) and outputs. Its outputs count with
     `teacher_weight` (0..1), the truth with the rest; if the student has no loss of its own, only the teacher counts.
-    max_faulty: see check_sets. batch_norm, stop: see `train`. All processes of a `distributed.process_group` must call
+    max_faulty: see check_sets. batch_norm: see `train`. All processes of a `distributed.process_group` must call
     this. Raises TrainingError if data, teacher and network do not match, or like `train`; also DatasetError.
     """
-    inputs = _inputs(student, schedule)
+    inputs = student.inputs
     for data in sets:
         check_labels(student, data)
     loss = _loss(student, teacher, teacher_weight, device, schedule.precision)
@@ -114,29 +111,13 @@ def retrain(
         outcome = train(
             network, batches, loss, score, schedule, main=main, checkpoint=checkpoint,
             checkpoint_every=checkpoint_every, identity=identity, progress=progress, batch_norm=batch_norm,
-            stop=stop,
         )  # fmt: skip
     seconds = time.monotonic() - begin
-    if device.type == "cuda":
-        gc.collect()  # captured passes are reference cycles that own GPU memory
     after = _test(student, network, checked[0])
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()
     rows = {data.name: data.counts for data in checked}
     return Result(outcome, rows, before, after, seconds)
-
-
-def _inputs(student: Trainable, schedule: Schedule) -> Inputs:
-    """The student's conversion; smaller in the first epochs if the schedule says so."""
-    if not schedule.small_epochs:
-        return student.inputs
-    if student.task != "classes":
-        raise TrainingError(
-            f"{student.model}: the truth of {student.task} is for images of one size; small_epochs is for classes only"
-        )
-    width, height = (max(1, round(side * schedule.small)) for side in student.size)
-    _run(student, (width, height))
-    return replace(student.inputs, small=(width, height), small_epochs=schedule.small_epochs)
 
 
 def check_labels(student: Trainable, data: Data) -> None:

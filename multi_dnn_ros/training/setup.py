@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,6 @@ from multi_dnn_ros.training.classification import Accuracy, logits_of
 from multi_dnn_ros.training.data import ArrayRows, Rows, Task
 from multi_dnn_ros.training.datasets import CROWD, IGNORED
 from multi_dnn_ros.training.kind_scores import scores_of
-from multi_dnn_ros.training.loop import Batches, Loss, Score
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
@@ -41,16 +39,6 @@ _AUGMENT: dict[Task, Augment] = {"boxes": augment_detection, "lanes": augment_la
 LANE_SHARE = 102
 #: Minimum share of each epoch that a small set gets.
 _MIN_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """What the training loop needs. main: name of the deciding score."""
-
-    batches: Batches
-    loss: Loss
-    score: Score
-    main: str
 
 
 def make_batches(

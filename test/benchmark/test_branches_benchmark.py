@@ -237,7 +237,7 @@ def test_a_size_that_windows_do_not_divide_is_rejected():
         make_network("tracker-equal", (100, 64))
 
 
-@pytest.mark.parametrize("scenario", ["branches", "siblings"])
+@pytest.mark.parametrize("scenario", ["branches"])
 def test_a_size_that_does_not_fit_a_later_network_does_not_stop_the_others(scenario, tmp_path, monkeypatch, capsys):
     figures = {
         "branches": {"ms": {"serial": {"p50": 1.0}}, "over_serial": {}, "critical_path_over_serial": 0.5},
@@ -258,7 +258,7 @@ def test_a_size_that_does_not_fit_a_later_network_does_not_stop_the_others(scena
     assert "tracker-equal is not measured: --size is 320x240" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("scenario", ["branches", "siblings", "precisions"])
+@pytest.mark.parametrize("scenario", ["branches"])
 def test_an_interrupted_run_keeps_the_networks_that_it_has_measured(scenario, tmp_path, monkeypatch, capsys):
     def measure(name, *arguments, **options):
         if name == "encoder-equal":
@@ -277,36 +277,3 @@ def test_an_interrupted_run_keeps_the_networks_that_it_has_measured(scenario, tm
     assert main([*command, *options]) == 130
     assert [each["network"] for each in json.loads(output.read_text())["networks"]] == ["builtin:lane"]
     assert scenario != "branches" or plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_siblings_are_compared_for_each_backend(tmp_path, capsys):
-    output = tmp_path / "siblings.json"
-    command = ["benchmark", "siblings", "encoder-equal", "encoder-windows", "builtin:nothing", "--device", "cpu"]
-    assert main([*command, "--size", "64x64", "--rounds", "3", "--output", str(output)]) == 1
-    figures = json.loads(output.read_text())
-    assert "'builtin:nothing'; allowed:" in figures["failed"]["builtin:nothing"]
-    equal, windows = figures["networks"]
-    assert sum(equal["siblings"]) == 2 * 5
-    assert sum(windows["siblings"]) == 2 * 5
-    for each in (equal, windows):
-        assert set(each["backends"]) == {"onnxruntime", "torchscript"}
-        for of_backend in each["backends"].values():
-            ms = of_backend["ms"]
-            assert {name: times["samples"] for name, times in ms.items()} == {"separate": 3, "merged": 3}
-            assert of_backend["merged_over_separate"] == pytest.approx(ms["merged"]["p50"] / ms["separate"]["p50"])
-    assert "encoder-equal" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["map.onnx"], "map.onnx has no sibling operations"),
-        (["encoder-equal", "--backends", "cuda_graph"], "--backends is 'cuda_graph', but the device is cpu"),
-    ],
-)
-def test_siblings_that_cannot_be_measured_are_named(options, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    export(TinyMap(), tmp_path / "map.onnx")
-    assert main(["benchmark", "siblings", "--device", "cpu", "--rounds", "1", *options]) != 0
-    printed = capsys.readouterr()
-    assert words in printed.out + printed.err

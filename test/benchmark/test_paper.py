@@ -303,7 +303,7 @@ def test_wrong_usage_is_explained(arguments: list[str], words: str, capsys: pyte
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scenario", ["paper", "paper-report", "deadlines"])
+@pytest.mark.parametrize("scenario", ["paper"])
 def test_help_gives_examples_that_are_accepted(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["benchmark", scenario, "--help"])

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 from multi_dnn_ros.benchmark.paper.measure import Plan, blocks_done, estimate_s, measure
 from multi_dnn_ros.benchmark.paper.prepare import Work
 from multi_dnn_ros.benchmark.paper.process_group import DnnReport, ProcessGroupError, Report
-from multi_dnn_ros.benchmark.paper.report import markdown, merged
+from multi_dnn_ros.benchmark.paper.report import markdown
 from multi_dnn_ros.benchmark.paper.sets import SETS
 from multi_dnn_ros.benchmark.paper.time_bound import Rates, lower_bounds
-from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import Cost
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -155,36 +153,6 @@ def test_a_failing_condition_is_left_out_and_reported(asked: list[str]) -> None:
     text = markdown(content)
     assert "- dcomp_mp failed: condition dcomp_mp: out of memory" in text
     assert "- ours: job 2 runs eager" in text
-
-
-def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, asked: list[str]) -> None:
-    origin = {"scenario": "paper", "command": "c", "machine": {"cpu": "a", "gpu": None}, "versions": {"torch": "2"}}
-    files = []
-    for dnns in ("squeezenet1_0_x1", "squeezenet1_0_x6"):
-        plan = replace(PLAN, sets=(SETS[dnns],), repeats=1)
-        content = {**origin, **measure(plan, {}, lambda content: None, lambda text: None)}
-        files.append(tmp_path / f"{dnns}.json")
-        files[-1].write_text(json.dumps(content))
-    output = tmp_path / "all.json"
-    assert main(["benchmark", "paper-report", *map(str, files), "--output", str(output)]) == 0
-    assert list(json.loads(output.read_text())["sets"]) == ["squeezenet1_0_x1", "squeezenet1_0_x6"]
-    assert output.with_suffix(".png").exists()
-    failed = json.loads(files[1].read_text())
-    for condition in failed["sets"]["squeezenet1_0_x6"]["conditions"].values():
-        condition.update(runs=[], error="out of memory")
-    failed["sets"]["squeezenet1_0_x6"]["summary"] = {}
-    (tmp_path / "failed.json").write_text(json.dumps(failed))
-    assert (
-        main(["benchmark", "paper-report", str(tmp_path / "failed.json"), "--output", str(tmp_path / "no.json")]) == 0
-    )
-    assert not (tmp_path / "no.png").exists()
-    for suffix in (".md", ".png"):
-        assert main(["benchmark", "paper-report", str(files[0]), "--output", str(output.with_suffix(suffix))]) == 2
-    assert list(json.loads(output.read_text())["sets"]) == ["squeezenet1_0_x1", "squeezenet1_0_x6"]
-    other = json.loads(files[1].read_text())
-    files[1].write_text(json.dumps({**other, "settings": {**other["settings"], "sms": 16}}))
-    with pytest.raises(Exception, match="settings sms: None and 16"):
-        merged(files)
 
 
 def test_the_lower_bound_is_the_larger_of_traffic_and_arithmetic() -> None:

@@ -27,44 +27,7 @@ _SAMPLES = 12
 #: the text derives, and figures of runs of which no file is kept, as the text says.
 _NOT_IN_FILES = {
     "the-demo": {"212992", "4194304"},
-    "on-a-cpu": {"1613"},
-    "three-cameras-and-one-of-them-flooding": {"56,578", "170,650"},
-    "engine-processes": {"262", "267"},
-    "heavy-networks": {"188", "270", "1.31"},
-    "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
-    "a-batch-on-two-gpus": {
-        "1.79",
-        "1.80",
-        "1.82",
-        "1.94",
-        "2.07",
-        "1.84",
-        "1.91",
-        "1.90",
-        "1.88",
-        "1.93",
-        "1.87",
-        "1.95",
-        "1.896",
-    },
-    "a-batch-on-shares-of-one-gpu": {"39.7", "33.3", "33.0", "29.7", "26.0", "24.8", "23.4", "27.7"},
-    "a-batch-on-four-gpus": {
-        "3.31",
-        "4.00",
-        "3.33",
-        "2.95",
-        "3.21",
-        "4.77",
-        "3.75",
-        "3.65",
-        "3.19",
-        "3.11",
-        "3.98",
-    },
-    "parallel-branches-of-one-image": {"105"},
-    "the-frames-of-a-dnn-on-four-gpus": {"213"},
-    "one-network-alone": {"0.745", "0.286", "1.422", "0.916", "0.831", "0.401", "2.762", "1.559", "1.60"},
-    "accuracy-against-macs": {"92.4"},
+    "parallel-branches-of-one-image": set(),
 }
 
 
@@ -134,72 +97,14 @@ def test_figures_are_values_of_the_files(anchor: str, text: str) -> None:
     assert not missing, f"docs/measured.md#{anchor}: no value of {', '.join(files_of(text))}"
 
 
-def _offered(result: Any) -> float:
-    return sum(stream["offered"] for name, stream in result["accounts"].items() if name.startswith("lane on "))
-
-
 def _score(result: Any, data: str, network: int, score: str) -> float:
     (scores,) = result["sets"][data]["networks"][network]["scores"].values()
     return float(scores[score])
 
 
-def _results_hz(result: Any) -> float:
-    """Results per second over the whole run."""
-    return float(sum(stream["published"] for stream in result["accounts"].values()) / result["seconds"])
-
-
-def _tracker_gain(result: Any) -> float:
-    """Frames per second on 8 streams over those on one stream, in percent more."""
-    (rates,) = (each["frames_per_s"] for each in result["networks"] if each["network"] == "tracker-windows")
-    return float(100 * (rates["8 streams"] / rates["serial"] - 1))
-
-
-def _published_hz(result: Any) -> float:
-    """Results per second of all cameras."""
-    return sum(camera["published_hz"] for dnn in result["fairness"]["dnns"].values() for camera in dnn.values())
-
-
-def _engine_switches_hz(result: Any) -> float:
-    (case,) = result["cases"].values()
-    return float(case["processes"]["engine 1"]["groups"]["engine"]["context_switches_hz"])
-
-
-def _cores(result: Any) -> float:
-    """CPU time of the node and its engine process per second, of the case with raw images if there are several."""
-    cases = result["cases"]
-    (case,) = cases.values() if len(cases) == 1 else (of for name, of in cases.items() if name.endswith("bgr8"))
-    return float(case["cpu_ms_per_result"] * case["results_hz"] / 1e3)
-
-
-def _branches(result: Any, name: str, streams: int) -> float:
-    """Time of the compiled segments over that of Inductor's graph on one stream."""
-    (network,) = (each for each in result["networks"] if each["network"] == f"torchvision:{name}")
-    return float(network["ms"][f"inductor, {streams} streams"]["p50"] / network["ms"]["inductor"]["p50"])
-
-
-def _alone(result: Any, name: str, images: int) -> float:
-    """The shortest time of a network, ms."""
-    found = (each for each in result["networks"] if each["network"] == f"torchvision:{name}")
-    (network,) = (each for each in found if each["inputs"][0][0] == images)
-    return min(float(times["p50"]) for times in network["ms"].values())
-
-
 COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("the-demo", "43", "demo.json", lambda it: max(dnn["latency_ms"]["p95"] for dnn in it["dnns"].values())),
     ("the-demo", "150", "demo.json", lambda it: min(dnn["accounts"]["published"] for dnn in it["dnns"].values())),
-    ("three-cameras-and-one-of-them-flooding", "56,578", "load_cpu.json", _offered),
-    ("three-cameras-and-one-of-them-flooding", "170,650", "load_gpu.json", _offered),
-    ("three-cameras-and-one-of-them-flooding", "5.1", "load_cpu.json", lambda it: it["flood_ratio"]),
-    ("three-cameras-and-one-of-them-flooding", "1.9", "load_gpu.json", lambda it: it["flood_ratio"]),
-    ("parallel-branches-of-one-image", "105", "branches_compiled_gpu.json", _tracker_gain),
-    ("the-frames-of-a-dnn-on-four-gpus", "213", "node_2gpus_h100.json", _published_hz),
-    ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,411", "host_builtin_gpu_raw_after.json", _engine_switches_hz),
-    ("heavy-networks", "188", "heavy_gpu.json", _results_hz),
-    ("heavy-networks", "0.95", "host_heavy_gpu_h200_raw.json", _cores),
-    ("heavy-networks", "3,399", "host_heavy_gpu_h200_raw.json", _engine_switches_hz),
-    ("heavy-networks", "0.90", "host_heavy_gpu_h200_jpeg.json", _cores),
-    ("heavy-networks", "0.86", "host_heavy_gpu_h100_jpeg_gpu.json", _cores),
-    ("heavy-networks", "1.31", "host_heavy_gpu_h100_jpeg_cpu.json", _cores),
     *(
         ("decomposed-and-retrained", figure, "decomposed_scores.json", lambda it, at=at: _score(it, *at))
         for figure, at in (
@@ -215,20 +120,6 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ),
     ("installation", "5298", "install_size.json", lambda it: it["installed_mb"]["after"]["serving"]),
     ("installation", "4955", "install_size.json", lambda it: it["installed_mb"]["after"]["pytorch"]),
-    (
-        "parallel-branches-of-one-image",
-        "0.68",
-        "branches_compiled_gpu.json",
-        lambda it: _branches(it, "inception_v3", 4),
-    ),
-    ("parallel-branches-of-one-image", "0.60", "branches_compiled_gpu.json", lambda it: _branches(it, "googlenet", 4)),
-    ("one-network-alone", "0.80", "alone_gpu.json", lambda it: _alone(it, "vgg16", 8) / 0.745),
-    ("one-network-alone", "0.83", "alone_gpu.json", lambda it: _alone(it, "vgg16", 1) / 0.286),
-    ("one-network-alone", "0.91", "alone_gpu.json", lambda it: _alone(it, "resnet152", 8) / 1.422),
-    ("one-network-alone", "0.88", "alone_gpu.json", lambda it: _alone(it, "resnet152", 1) / 0.916),
-    ("one-network-alone", "0.87", "alone_gpu.json", lambda it: _alone(it, "inception_v3", 8) / 0.831),
-    ("one-network-alone", "0.72", "alone_gpu.json", lambda it: _alone(it, "regnet_y_32gf", 7) / 2.762),
-    ("one-network-alone", "0.56", "alone_gpu.json", lambda it: _alone(it, "regnet_y_32gf", 1) / 1.559),
 ]
 
 

@@ -46,7 +46,7 @@ TABLES: list[tuple[str, str, Iterable[str], str]] = [
         "docs/benchmarks.md",
         "Benchmarks",
         choices("benchmark", "scenario"),
-        "the benchmark_*.py of multi_dnn_ros/cli/",
+        "multi_dnn_ros/cli/benchmark.py",
     ),
 ]
 

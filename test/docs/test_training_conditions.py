@@ -28,47 +28,9 @@ def schedule(of: Mapping[str, Any]) -> str:
     return f"{of['epochs']}, {of['optimizer']}, {of['lr']:g}"
 
 
-def curve_row(name: str) -> list[str]:
-    content = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
-    settings = content["settings"]
-    original, retraining = settings["original"], settings["retraining"]
-    assert original["mix"] == retraining["mix"]
-    assert original["seed"] == retraining["seed"]
-    points = any(point.get("epochs") for point in content["points"])
-    return [
-        f"[`{name}`](../results/{name})",
-        settings["model"].partition(":")[2],
-        f"{settings['size'][0]} px",
-        f"{content['data'].partition(':')[0]}, {settings['num_classes']} classes",
-        schedule(original),
-        schedule(retraining) if points else "not retrained",
-        f"original, {settings['teacher_weight']:g}" if points else "",
-        f"{100 * original['mix']:.0f} %",
-        str(settings["batch_size"]),
-        str(original["seed"]),
-    ]
-
-
-def curves() -> list[str]:
-    """Files of `python -m multi_dnn_ros.training curve`."""
-    return [
-        path.name
-        for path in sorted((ROOT / "results").glob("*.json"))
-        if " curve " in str(json.loads(path.read_text(encoding="utf-8"))["command"])
-    ]
-
-
 def accuracy_section() -> str:
     page = PAGES["docs/measured.md"]
     return page[page.index("\n## Accuracy against MACs\n") : page.index("\n### Checks of the decomposition\n")]
-
-
-def test_every_curve_has_its_training_beside_it() -> None:
-    assert len(curves()) > 10
-    header = ("file", "network", "input", "labels", "original: epochs, optimizer, lr", "retrained", "teacher, weight",
-              "mixed", "batch", "seed")  # fmt: skip
-    expected = table(header, [curve_row(name) for name in curves()])
-    assert expected in accuracy_section(), f"docs/measured.md#accuracy-against-macs lacks this table:\n{expected}"
 
 
 def percent(of: Mapping[str, float]) -> str:

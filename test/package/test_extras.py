@@ -25,7 +25,6 @@ from multi_dnn_ros.compression.__main__ import main as compression
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.training.__main__ import main as training
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Top-level modules that neither setup.py nor an extra brings: those of ROS 2, and of Python 3.14's standard library.
@@ -200,7 +199,7 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         (LEARN, "sklearn", "profile needs sklearn", "offline"),
         (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
-        (["benchmark", "load", "--plot", "load.png"], "matplotlib", "--plot needs matplotlib", "plots"),
+        (["benchmark", "soak", "--plot", "soak.png"], "matplotlib", "--plot needs matplotlib", "plots"),
         (["benchmark", "paper", "--output", "paper.json"], "matplotlib", "--output needs matplotlib", "plots"),
         (["profile", "layers", "people.onnx"], "onnx2torch", "an ONNX file needs onnx2torch", "onnx"),
     ],
@@ -229,9 +228,6 @@ def test_a_command_names_the_extra_that_it_lacks(
 @pytest.mark.parametrize(
     ("run", "arguments", "missing", "extra"),
     [
-        (training, ["object", "--scenes", "s", "--out", "o.safetensors"], "pycocotools", "offline"),
-        (training, ["evaluate", "--out", "o.json"], "pycocotools", "offline"),
-        (training, ["curves", "curve.json", "--out", "o.png"], "matplotlib", "plots"),
         (compression, ["full-rank"], "tensorly", "offline"),
     ],
 )
@@ -260,7 +256,7 @@ sys.exit(node([]) if sys.argv[1:] == ["node"] else main())
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["camera", "scenes"], ["replay", "drive.mcap", "results"], ["demo"], ["benchmark", "host"], ["node"]],
+    [["run"], ["camera", "scenes"], ["replay", "drive.mcap", "results"], ["demo"], ["benchmark", "soak"], ["node"]],
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_that_needs_ros_2_says_how_to_get_it(arguments: list[str], tmp_path: Path) -> None:

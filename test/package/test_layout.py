@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": {"common", "settings", "vision", "graph", "models", "backends", "engine", "planning"},
     "serving": {"common", "settings", "backends", "engine", "planning", "pipeline"},
     "compression": {"common", "models", "planning"},
-    "training": {"common", "settings", "vision", "models", "compression", "planning"},
+    "training": {"common", "settings", "vision", "models", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning"},
     "partition": {"common", "graph", "models", "backends", "planning", "pipeline"},
     "fleet": {"common", "settings", "models", "training"},

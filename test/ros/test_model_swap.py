@@ -7,14 +7,13 @@ import signal
 import time
 
 import pytest
+from engine_faults import engine_pids
 from node_bench import Bench
 from rcl_interfaces.srv import SetParametersAtomically
 from rclpy.parameter import Parameter
 from swap_pipelines import LONG_S
 from swap_rig import DNNS, Rig
 from test_diagnostics_page import documented
-
-from multi_dnn_ros.benchmark.faults import engine_pids
 
 pytestmark = pytest.mark.usefixtures("forked_engines")
 

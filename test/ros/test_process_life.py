@@ -68,6 +68,7 @@ class Robot:
         self.reports: list[Any] = []
         self.peer.create_subscription(DiagnosticArray, "/diagnostics", self.reports.append, QoSProfile(depth=100))
         self.process: subprocess.Popen[bytes] | None = None
+        self._clients: dict[str, Any] = {}
         self._seen: set[psutil.Process] = set()
 
     def start(
@@ -101,7 +102,10 @@ class Robot:
             self.executor.spin_once(timeout_sec=0.02)
 
     def client(self, kind: type, name: str) -> Any:
-        client = self.peer.create_client(kind, f"/multi_dnn/{name}")
+        """One for each service: Fast DDS may lose the response to a client that the server does not know yet."""
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = self.peer.create_client(kind, f"/multi_dnn/{name}")
         self.until(client.service_is_ready, name)
         return client
 
@@ -109,7 +113,6 @@ class Robot:
         client = self.client(kind, name)
         future = client.call_async(request)
         self.until(future.done, name)
-        self.peer.destroy_client(client)
         return future.result()
 
     def ask(self, transition: str) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 import fake_pipelines
 import numpy as np
 import numpy.typing as npt
+from engine_faults import engine_pids
+from host_traffic import HostTraffic
 from waiting import until
 
-from multi_dnn_ros.benchmark.faults import engine_pids
-from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.serving.host import Build, EngineStatus, Progress
 from multi_dnn_ros.serving.process_host import ProcessHost
 from multi_dnn_ros.settings.schema import NodeConfig

@@ -15,7 +15,6 @@ import pytest
 from engine_rig import Rig, same, thread_nice
 from fake_pipelines import settings
 
-from multi_dnn_ros.benchmark.faults import ExitingBuild
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.vision.results import Detections, Lanes
@@ -203,4 +202,3 @@ def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:
 def test_the_imports_before_configuring_depend_on_the_build() -> None:
     assert default_build.modules_of(default_build.build) == default_build.MODULES
     assert default_build.modules_of(fake.build) == ("fake_pipelines",)
-    assert default_build.modules_of(ExitingBuild(default_build.build, "flag")) == default_build.MODULES

@@ -14,11 +14,11 @@ from typing import Any
 import fake_pipelines
 import psutil
 import pytest
+from engine_faults import engine_pids
 from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import WAIT_S, HostRig, descriptors
 
-from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import Drop, DropReason
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level

@@ -19,6 +19,7 @@ from engine_rig import Rig, same
 from fake_host import Ends, FakeClock, FakeHost
 from fake_pipelines import settings
 from host_rig import HostRig
+from host_traffic import HostTraffic
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -28,7 +29,6 @@ from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
-from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine import DropReason, Frame, Result
 from multi_dnn_ros.serving import wire

@@ -11,11 +11,11 @@ from typing import Any
 import device_pipelines
 import pytest
 from device_pipelines import SLOW
+from engine_faults import engine_pids
 from fake_pipelines import settings
 from host_rig import HostRig
+from host_traffic import HostTraffic
 
-from multi_dnn_ros.benchmark.faults import engine_pids
-from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.engine.task import DropReason, Result
 from multi_dnn_ros.serving.host import ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import swap_pipelines
+from engine_faults import engine_pids
 from fake_pipelines import settings
 from host_rig import HostRig
+from host_traffic import HostTraffic
 
-from multi_dnn_ros.benchmark.faults import engine_pids
-from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.serving.host import SwapPhase
 from multi_dnn_ros.serving.model_swap import ModelSwap

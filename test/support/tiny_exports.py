@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from plain_export import export_network
 from torch import Tensor, nn
-
-from multi_dnn_ros.benchmark.plain_export import export_network
 
 #: (width, height) of their input.
 SIZE = (96, 64)

@@ -17,7 +17,6 @@ from multi_dnn_ros.training.batches import (
     augment_lanes,
 )
 from multi_dnn_ros.training.random_rows import GroupedRandom
-from multi_dnn_ros.training.road_augmentation import augment_roads
 
 COUNTS = (3, 1, 4)
 AUGMENTATIONS = {
@@ -25,7 +24,6 @@ AUGMENTATIONS = {
     "mixed classes": partial(augment_classes, mix=0.7),
     "boxes": augment_detection,
     "lanes": augment_lanes,
-    "roads": augment_roads,
 }
 
 

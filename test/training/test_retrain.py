@@ -33,7 +33,7 @@ from multi_dnn_ros.training import checkpoint
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
-from multi_dnn_ros.training.data import Data, DataRequest, open_data
+from multi_dnn_ros.training.data import Data
 from multi_dnn_ros.training.loop import Schedule, train
 from multi_dnn_ros.training.retrain import _check_same_outputs, _loss, retrain
 from multi_dnn_ros.training.trainable import Trainable, make_trainable
@@ -70,7 +70,7 @@ def arguments(model: str | Path, out: Path, data: str, *more: str) -> list[str]:
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long  # a builder in test_curve; an exported program below
+@pytest.mark.long  # an exported program below
 def test_a_builder_learns_classes_and_is_evaluated(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,29 +177,6 @@ def test_an_exported_program_is_trained_in_batches(colours: Path, tmp_path: Path
     assert main(arguments(model, taught, f"classes:{colours}", *taught_by)) == 0
 
 
-def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) -> None:
-    schedule = Schedule(3, 0.01, ema=0.0, small=0.5, small_epochs=2)
-    wanted = DataRequest("classes", Preprocess(64, 48))
-    student = make_trainable(
-        load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48)
-    )
-    seen: list[tuple[bool, torch.Size]] = []
-    student.network.register_forward_pre_hook(
-        lambda network, given: seen.append((network.training, given[0].shape[2:]))
-    )
-    data = open_data(f"classes:{colours}", wanted)
-    retrain(student, [data], schedule, batch_size=16, device=torch.device("cpu"), progress=False)
-    sizes = [tuple(size) for training, size in seen if training]
-    assert sizes == [(24, 32)] * 2 + [(48, 64)]  # one batch per epoch
-    tried, *scored = (tuple(size) for training, size in seen if not training)
-    assert tried == (24, 32)  # checks that the network accepts this size
-    assert set(scored) == {(48, 64)}  # the network's size
-
-    lanes = make_trainable(load_network("builtin:lane"), "builtin:lane")
-    with pytest.raises(TrainingError, match="small_epochs is for classes only"):
-        retrain(lanes, [data], schedule, batch_size=4, device=torch.device("cpu"))
-
-
 # --- killed, and in several processes ---------------------------------------------------------------------------------
 
 
@@ -256,7 +233,7 @@ def learn() -> nn.Module:
 
 
 def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path, fork_server: ForkServer) -> None:
-    """With the environment variables of torchrun, which a long test in test_controlled.py starts."""
+    """With the environment variables of torchrun."""
     out = tmp_path / "out.pt2"
     run = [
         "--decoder",

@@ -16,13 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model
 
 from multi_dnn_ros.benchmark.board.time_plan import Demand
-from multi_dnn_ros.benchmark.host_cases import config_of
 from multi_dnn_ros.benchmark.paper.networks import CLASSES, example_image, make_network
 from multi_dnn_ros.benchmark.paper.sets import SETS, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.pipeline.choices import choose_backend, choose_device
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.limits import measure_limits
+from multi_dnn_ros.settings.options import with_options
+from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 BUILTIN, HEAVY = "builtin", "heavy_gpu"
@@ -152,7 +154,7 @@ def chosen_device(name: str | None) -> torch.device:
 def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Path) -> NodeConfig:
     """The node's parameters. device: --device, replaces the preset's. folder: for the networks of the paper."""
     if mix.dnns is None:
-        return config_of(mix.name, device, folder)
+        return _config_of(mix.name, device)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {network: folder / f"{network.builder}.pt2" for network in mix.dnns.kinds}
     for network, path in paths.items():
@@ -164,8 +166,15 @@ def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Pat
             role="object", model=str(paths[network]), decoder="yolo", labels=["nothing"], resize="stretch",
             precision=_precision(resolved),
         )  # fmt: skip
-    return NodeConfig.model_validate({**config_of(BUILTIN, device or str(resolved), folder).model_dump(), "dnns": {
+    return NodeConfig.model_validate({**_config_of(BUILTIN, device or str(resolved)).model_dump(), "dnns": {
         name: dnn.model_dump() for name, dnn in dnns.items()}})  # fmt: skip
+
+
+def _config_of(name: str, device: str | None) -> NodeConfig:
+    """The parameters of a preset or a parameter file. device: replaces theirs, if given."""
+    files = {BUILTIN: "multi_dnn.yaml", HEAVY: "heavy_gpu.yaml"}
+    config = read_params_file(config_file(files[name]) if name in files else Path(name))
+    return with_options(config, device=device) if device else config
 
 
 def dnn_texts(mix: Mix, config: NodeConfig) -> dict[str, str]:

@@ -17,8 +17,8 @@ from torch import nn
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.models.sources import load_artifact
-from multi_dnn_ros.training.controlled_run import MANIFEST
 
+MANIFEST = "networks.json"
 _ROLES = ("original", "decomposed")
 RANDOM = "random weights"
 

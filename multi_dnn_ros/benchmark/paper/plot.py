@@ -83,34 +83,3 @@ def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[st
     axes[0, 0].invert_yaxis()  # the baseline on top; the axes share it
     figure.suptitle(f"{title}\ntime of one inference while all run: median, line to p95", fontsize=10)
     write_figure(path, figure)
-
-
-def plot_deadlines(figures: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG: frames that missed their deadline or were dropped, by load, policy and urgency."""
-    with optional("a picture"):
-        from matplotlib.figure import Figure
-
-    rows = figures["summary"]
-    loads, policies, urgencies = (
-        list(dict.fromkeys(row[key] for row in rows)) for key in ("load", "policy", "urgency")
-    )
-    figure = Figure(figsize=(3.4 * len(loads), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(loads), sharey=True, squeeze=False)[0]
-    width = 0.8 / len(urgencies)
-    for axis, load in zip(axes, loads, strict=True):
-        for number, urgency in enumerate(urgencies):
-            chosen = [row for row in rows if (row["load"], row["urgency"]) == (load, urgency)]
-            positions = [index + number * width for index in range(len(policies))]
-            missed = [100 * row["missed"] for row in chosen]
-            dropped = [100 * row["dropped"] for row in chosen]
-            color = f"C{number}"
-            axis.bar(positions, missed, width, color=color, label=f"{urgency}: too late")
-            axis.bar(positions, dropped, width, bottom=missed, color=color, alpha=0.4, label=f"{urgency}: dropped")
-        first = next(row for row in rows if row["load"] == load)
-        axis.set(title=f"{load:.0%}: {first['dnns']} DNNs, 3 x {first['rate_hz']:.0f} Hz", ylim=(0, 105))
-        axis.set_xticks([index + width * (len(urgencies) - 1) / 2 for index in range(len(policies))], policies)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("frames offered (%)")
-    axes[0].legend(fontsize=7)
-    figure.suptitle("Deadlines of one, two and three frame periods, by priority", fontsize=10)
-    write_figure(path, figure)

@@ -47,7 +47,7 @@ def soak_table(figures: Mapping[str, Any]) -> str:
 
 
 def verdict_table(figures: Mapping[str, Any]) -> str:
-    """The verdicts as a Markdown table, also for docs/soak.md. Long notes are shortened here, not in the JSON file."""
+    """The verdicts as a Markdown table. Long notes are shortened here, not in the JSON file."""
     rows = [
         [
             verdict["name"],

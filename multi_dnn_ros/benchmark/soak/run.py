@@ -13,7 +13,6 @@ import psutil
 from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.benchmark.accounts import stream_accounts
-from multi_dnn_ros.benchmark.load import start_cameras
 from multi_dnn_ros.benchmark.node_config import Stream, first_result
 from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler
 from multi_dnn_ros.benchmark.rig import ProcessEnded, Rig
@@ -111,7 +110,7 @@ class _Run:
         rig.spin(1.0)  # matched on both sides
         if not rig.until(self._actions.ready, 30.0):
             raise CommandError(f"not every service of the node is on the graph after 30 s; see {rig.node.log}")
-        start_cameras(rig)
+        rig.start_cameras()
         rig.sample_s = 60.0  # the rig's own samples delay the processes, too
 
     def observe(self) -> None:

@@ -45,10 +45,3 @@ def test_a_share_of_the_sms_computes_less() -> None:
     most = torch.cuda.get_device_properties(0).multi_processor_count
     with pytest.raises(UsageError, match=f"has {most} SMs"):
         check_partition(torch.device("cuda:0"), most + 1)
-
-
-def test_deadlines_account_for_every_frame(tmp_path: Path) -> None:
-    output = tmp_path / "deadlines.json"
-    arguments = ["--device", "cuda", "--repeats", "1", "--seconds", "0.5", "--max-dnns", "6", "--output", str(output)]
-    assert main(["benchmark", "deadlines", *arguments, "--condition", "ours_fp16"]) == 0
-    assert json.loads(output.read_text())["passed"]

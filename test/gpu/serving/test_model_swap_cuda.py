@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from engine_faults import engine_pids
+from host_traffic import HostTraffic
 
-from multi_dnn_ros.benchmark.faults import engine_pids
-from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.serving.host import SwapPhase
 from multi_dnn_ros.serving.process_host import ProcessHost
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig

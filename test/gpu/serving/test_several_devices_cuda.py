@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from host_traffic import HostTraffic
 
-from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.serving.process_host import ProcessHost
 from multi_dnn_ros.settings.flat_parameters import to_config
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from plain_export import export_network
 from public_weights import runner
 from rows import Model, Row
 from torch import Tensor, nn
-
-from multi_dnn_ros.benchmark.plain_export import export_network
 
 import reference_lanes  # isort: skip
 from reference_decoding import Candidate, Case, detections, read_nanodet_plus, read_yolov5  # isort: skip  # noqa: F401
