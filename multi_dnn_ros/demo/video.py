@@ -12,7 +12,6 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.camera.playback import DEFAULT_RATE_HZ
-from multi_dnn_ros.camera.source import SourceImage
 from multi_dnn_ros.camera.sources import open_source
 from multi_dnn_ros.replay.message_definitions import canonical
 from multi_dnn_ros.replay.storage_files import BagMessage
@@ -46,7 +45,6 @@ class VideoMessages:
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
         """The frames in order. topics: ignored, as there is one topic only."""
         for number, item in enumerate(islice(self._source.items(), self._max_frames)):
-            assert isinstance(item, SourceImage)  # the CLI refuses recordings, which `multi-dnn replay` reads
             stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
             header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._format.frame_id)
             data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, self._format)))

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
+from multi_dnn_ros.benchmark.soak.spinning import spin
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.storage_files import BagError
-from multi_dnn_ros.benchmark.soak.spinning import spin
 
 ROS2_BAG, SUBSCRIBER = "ros2 bag record", "a subscriber with rosbags"
 #: Results of some seconds, so that none is lost while a chunk is written to a slow disk.
