@@ -24,6 +24,7 @@ setup(
     python_requires=">=3.10",
     # What serving needs; multi_dnn_ros/common/extras.py says which library of an extra is imported where.
     install_requires=[
+        "mcap>=1.2,<2",
         "numpy>=1.21",
         "onnx>=1.15",
         "onnxruntime>=1.19",
@@ -70,7 +71,6 @@ setup(
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",
-            "mcap>=1.2,<2",
             "mypy>=1.13",
             # Reads the requirements of wheels without downloading them, to check constraints.txt.
             "pip>=26",

@@ -1,3 +1,3 @@
-"""Image sources of ``multi-dnn camera``: files, devices, recordings and generated scenes."""
+"""Image sources of ``multi-dnn camera``: files, devices and generated scenes."""
 
 import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2

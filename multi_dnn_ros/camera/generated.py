@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
+from multi_dnn_ros.camera.source import SourceError, SourceImage
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 #: Interval in seconds after which a generated drive changes road and weather.
@@ -50,7 +50,7 @@ class PreparedSource:
         self.name = source.name
         self.notes = source.notes
         self.rate_hz = source.rate_hz
-        self._images: list[SourceImage | Recorded] = []
+        self._images: list[SourceImage] = []
         total_bytes = 0
         for image in source.items():
             total_bytes += image.image.nbytes + (image.scene.lane_mask.nbytes if image.scene else 0)
@@ -61,5 +61,5 @@ class PreparedSource:
             self._images.append(image)
             progress()
 
-    def items(self) -> Iterator[SourceImage | Recorded]:
+    def items(self) -> Iterator[SourceImage]:
         return iter(self._images)

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from multi_dnn_ros.camera.pace import Grid, Pace
-from multi_dnn_ros.camera.source import Recorded, Source, SourceImage
+from multi_dnn_ros.camera.source import Source, SourceImage
 
 DEFAULT_RATE_HZ = 10.0
+#: Interval of checking whether playing has to end.
+_POLL_S = 0.1
 
 
 class Publisher(Protocol):
     """Publishes images."""
 
-    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
-        """Return False if the item was unreadable. stamp_ns: the header's stamp; None keeps a recorded stamp."""
+    def publish(self, item: SourceImage, stamp_ns: int) -> None:
+        """stamp_ns: the header's stamp."""
 
 
 @dataclass
@@ -25,7 +26,6 @@ class Report:
     """Result of playing. late: number of images more than a period late. notes: damage of the source."""
 
     published: int = 0
-    unreadable: int = 0
     late: int = 0
     duration_s: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -36,22 +36,19 @@ class Report:
         return (self.published - 1) / self.duration_s if self.published > 1 and self.duration_s > 0.0 else 0.0
 
     def __str__(self) -> str:
-        parts = [f"published {self.published} frames in {self.duration_s:.1f} s ({self.rate_hz:.2f} Hz)"]
-        if self.late:
-            parts.append(f"{self.late} of them more than a period late")
-        if self.unreadable:
-            parts.append(f"{self.unreadable} unreadable messages left out")
-        return ", ".join(parts)
+        late = f", {self.late} of them more than a period late" if self.late else ""
+        return f"published {self.published} frames in {self.duration_s:.1f} s ({self.rate_hz:.2f} Hz){late}"
 
 
 class Player:
     """Plays a source once, or repeatedly with `loop`; :attr:`report` is always current, also after an interruption.
 
-    rate_hz: None selects the rate of the source (for a recording: its intervals), or 10 if it has none. start_at:
-    number of items to skip. count: number of items to play. source_stamps: headers carry the source's time, counted
-    from 0 (recordings: their original stamps), instead of `now_ns`. phase_s: the first image is published at this time
-    plus a multiple of the period on `clock`; None: immediately. Needs rate_hz; no effect on a live source.
-    running: checked between items; playing ends when it returns False.
+    Images are due relative to the first one, so that delays of single images do not accumulate. A delay of more than a
+    period is not followed by a burst: it shifts the schedule.
+
+    rate_hz: None selects the rate of the source, or 10 if it has none. count: number of images to play. source_stamps:
+    headers carry the source's time, counted from 0, instead of `now_ns`. running: playing ends when it returns False.
+    clock: returns monotonic seconds. sleep: pauses for a number of seconds.
     """
 
     def __init__(
@@ -61,11 +58,9 @@ class Player:
         *,
         now_ns: Callable[[], int],
         rate_hz: float | None = None,
-        start_at: int = 0,
         count: int | None = None,
         loop: bool = False,
         source_stamps: bool = False,
-        phase_s: float | None = None,
         running: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -74,74 +69,57 @@ class Player:
         self._source = source
         self._publisher = publisher
         self._now_ns = now_ns
-        self._rate_hz = rate_hz
-        self._start_at = start_at
+        self._rate_hz = rate_hz or source.rate_hz or DEFAULT_RATE_HZ
+        self._max_live_hz = rate_hz
         self._count = count
         self._loop = loop
         self._source_stamps = source_stamps
-        self._grid = None if phase_s is None or rate_hz is None else Grid(1.0 / rate_hz, phase_s)
         self._running = running
         self._clock = clock
         self._sleep = sleep
 
     def play(self) -> Report:
         """Publish everything; returns :attr:`report`."""
-        first_s: float | None = None
-        pace = Pace(1.0 / self._pace_hz(), clock=self._clock, sleep=self._sleep, running=self._running, grid=self._grid)
-        for index, (due_s, source_s, item) in enumerate(self._timed()):
-            if index < self._start_at:
-                continue
-            if not (self._source.live or pace.wait(due_s)):
+        begin_s = start_s = self._clock()
+        source_hz = self._source.rate_hz or self._rate_hz
+        for index, item in enumerate(self._subsampled() if self._source.live else self._items()):
+            if index == 0:
+                begin_s = start_s = self._clock()
+            elif not self._source.live:
+                late_s = self._clock() - (start_s + index / self._rate_hz)
+                if late_s > 1.0 / self._rate_hz:
+                    self.report.late += 1
+                    start_s += late_s
+                self._wait_until(start_s + index / self._rate_hz)
+            if not self._running():
                 break
-            if self._publisher.publish(item, self._stamp_ns(source_s, item)):
-                self.report.published += 1
-            else:
-                self.report.unreadable += 1
-            now_s = self._clock()
-            first_s = now_s if first_s is None else first_s
-            self.report.duration_s = now_s - first_s
-            self.report.late = pace.late
-            if index + 1 == self._start_at + (self._count or 0) or not self._running():
+            self._publisher.publish(item, round(index / source_hz * 1e9) if self._source_stamps else self._now_ns())
+            self.report.published += 1
+            self.report.duration_s = self._clock() - begin_s
+            if index + 1 == self._count:
                 break
         self.report.notes = list(self._source.notes)
         return self.report
 
-    def _pace_hz(self) -> float:
-        return self._rate_hz or self._source.rate_hz or DEFAULT_RATE_HZ
+    def _wait_until(self, due_s: float) -> None:
+        while self._running() and (left_s := due_s - self._clock()) > 0.0:
+            self._sleep(min(left_s, _POLL_S))
 
-    def _stamp_ns(self, source_s: float, item: SourceImage | Recorded) -> int | None:
-        if not self._source_stamps:
-            return self._now_ns()
-        return None if isinstance(item, Recorded) else round(source_s * 1e9)
+    def _items(self) -> Iterator[SourceImage]:
+        found = True
+        while found:
+            found = False
+            for item in self._source.items():
+                yield item
+                found = self._loop
 
-    def _timed(self) -> Iterator[tuple[float, float, SourceImage | Recorded]]:
-        """Every item with its due time and its time in the source, in seconds from 0."""
-        if self._source.live:
-            yield from ((0.0, 0.0, item) for item in self._subsampled())
-            return
-        source_hz = self._source.rate_hz or self._pace_hz()
-        played = 0  # items of earlier loops
-        played_s = 0.0  # recorded time of earlier loops
-        while True:
-            index, recorded_s, interval_s = -1, 0.0, 0.0
-            for index, item in enumerate(self._source.items()):
-                due_s = (played + index) / self._pace_hz()
-                if isinstance(item, Recorded) and self._rate_hz is None:
-                    interval_s, recorded_s = item.due_ns * 1e-9 - recorded_s, item.due_ns * 1e-9
-                    due_s = played_s + recorded_s
-                yield due_s, (played + index) / source_hz, item
-            if not self._loop or index < 0:
-                return
-            played += index + 1
-            played_s += recorded_s + (interval_s or 1.0 / self._pace_hz())
-
-    def _subsampled(self) -> Iterator[SourceImage | Recorded]:
+    def _subsampled(self) -> Iterator[SourceImage]:
         """The images of a live source as they arrive, limited to the requested rate."""
         due_s = self._clock()
         for item in self._source.items():
             now_s = self._clock()
-            if self._rate_hz is not None:
-                if now_s < due_s - 0.25 / self._rate_hz:  # tolerate the device's jitter
+            if self._max_live_hz is not None:
+                if now_s < due_s - 0.25 / self._max_live_hz:  # tolerate the device's jitter
                     continue
-                due_s = max(due_s + 1.0 / self._rate_hz, now_s)
+                due_s = max(due_s + 1.0 / self._max_live_hz, now_s)
             yield item

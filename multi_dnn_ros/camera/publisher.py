@@ -9,7 +9,6 @@ from typing import Any
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_sensor_data, qos_profile_system_default
-from rclpy.serialization import deserialize_message
 from rclpy.time import Time
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
@@ -17,7 +16,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_labels_message, truth_message
-from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
+from multi_dnn_ros.camera.source import SourceError, SourceImage
 from multi_dnn_ros.ros.qos import LATCHED
 from multi_dnn_ros.ros.result_messages import LabelInfo
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
@@ -29,7 +28,6 @@ QOS: dict[str, QoSProfile] = {
     "reliable": QoSProfile(depth=10),
 }
 _SETTLE_S = 0.5
-_MESSAGES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
 
 
 class CameraPublisher:
@@ -87,15 +85,9 @@ class CameraPublisher:
                 )
             time.sleep(0.02)
 
-    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
-        """Publish an image and its ground truth with one stamp, or a recorded message with a new stamp.
-
-        stamp_ns: None keeps the stamp of a recorded message. Returns False if the recorded bytes are not a valid
-        message; nothing is then published.
-        """
-        if isinstance(item, Recorded):
-            return self._publish_recorded(item, stamp_ns)
-        header = Header(stamp=Time(nanoseconds=stamp_ns or 0).to_msg(), frame_id=self.format.frame_id)
+    def publish(self, item: SourceImage, stamp_ns: int) -> None:
+        """Publish an image and its ground truth with one stamp."""
+        header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self.format.frame_id)
         pixels = item.image if self.format.size is None else resize(item.image, self.format.size)
         message = image_message(pixels, header, self.format)
         self._images.publish(message)
@@ -105,7 +97,6 @@ class CameraPublisher:
             detections, lane_mask = self._truth
             detections.publish(truth_message(item.scene, header))
             lane_mask.publish(mono_message(item.scene.lane_mask, "mono8", header))
-        return True
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every reliable subscriber has received everything; False on timeout."""
@@ -115,15 +106,3 @@ class CameraPublisher:
             left_s = max(0.0, deadline - time.monotonic())
             done = publisher.wait_for_all_acked(Duration(seconds=left_s)) and done
         return done
-
-    def _publish_recorded(self, recorded: Recorded, stamp_ns: int | None) -> bool:
-        try:
-            message = deserialize_message(recorded.data, _MESSAGES[recorded.msgtype])
-        except Exception:  # deserialization raises arbitrary errors for damaged bytes
-            return False
-        if stamp_ns is not None:
-            message.header.stamp = Time(nanoseconds=stamp_ns).to_msg()
-        if self.format.frame_id:
-            message.header.frame_id = self.format.frame_id
-        self._images.publish(message)
-        return True

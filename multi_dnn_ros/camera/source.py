@@ -25,17 +25,6 @@ class SourceImage:
     scene: Scene | None = None
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """One image message of a recording. due_ns: recording time relative to the first message, where negative gaps and
-    gaps of an hour or more count as 0. data: CDR bytes of type `msgtype`.
-    """
-
-    msgtype: str
-    due_ns: int
-    data: bytes
-
-
 class Source(Protocol):
     """A sequence of images that can be iterated repeatedly, unless it is live.
 
@@ -48,4 +37,4 @@ class Source(Protocol):
     live: bool
     notes: list[str]
 
-    def items(self) -> Iterator[SourceImage | Recorded]: ...
+    def items(self) -> Iterator[SourceImage]: ...

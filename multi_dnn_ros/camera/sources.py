@@ -1,4 +1,4 @@
-"""Image sources: a video, a folder of images, a V4L2 device, a recording, or the generated road."""
+"""Image sources: a video, a folder of images, a V4L2 device, or the generated road."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.bags import BagReader
-from multi_dnn_ros.bags.reader import is_storage_file
-from multi_dnn_ros.camera.pace import gap_ns
-from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
+from multi_dnn_ros.camera.source import Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file, image_files
 
 _MAX_PIXELS = 1 << 27
-IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
 class VideoSource:
@@ -81,7 +77,7 @@ class ImageSource:
         self._folder = path if path.is_dir() else None
         files = image_files(path) if self._folder else [path]
         if not files:
-            raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
+            raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)})")
         self.count = len(files)
         self._files = sorted(files, key=lambda file: natural_order(file.name))
 
@@ -148,37 +144,6 @@ class DeviceSource:
             self._capture.release()
 
 
-class BagSource:
-    """The image messages on one topic of a recording, unchanged and at their recorded intervals.
-
-    topic: None selects the only image topic.
-    """
-
-    live = False
-    rate_hz: float | None = None
-
-    def __init__(self, path: Path, topic: str | None = None) -> None:
-        self.name = str(path)
-        self.notes: list[str] = []
-        self._path = path
-        with BagReader(path) as bag:
-            self.topic = _image_topic(bag, topic)
-            self.msgtype = bag.topics[self.topic].msgtype
-            self.count = bag.topics[self.topic].count
-        if self.count == 0:
-            raise SourceError(f"bag {path} holds no message on {self.topic}")
-
-    def items(self) -> Iterator[Recorded]:
-        with BagReader(self._path) as bag:
-            last_ns: int | None = None
-            due_ns = 0
-            for message in bag.messages([self.topic]):
-                due_ns += gap_ns(last_ns, message.stamp_ns)
-                last_ns = message.stamp_ns
-                yield Recorded(message.msgtype, due_ns, message.data)
-            self.notes = [*bag.notes, *bag.damage]
-
-
 def open_source(
     name: str,
     *,
@@ -186,13 +151,11 @@ def open_source(
     rate_hz: float | None = None,
     seed: int = 0,
     count: int | None = None,
-    topic: str | None = None,
 ) -> Source:
-    """Open the source `name`: `scenes`, a /dev device, a recording, a folder of images, an image or a video.
+    """Open the source `name`: `scenes`, a /dev device, a folder of images, an image or a video.
 
     size, rate_hz: requested from a device and for generated scenes; files have their own. count: number of wanted
-    frames, if known. topic: image topic of a recording.
-    Raises SourceError (BagError for a recording) if the source does not exist or cannot be read.
+    frames, if known. Raises SourceError if the source does not exist or cannot be read.
     """
     if name == "scenes":
         from multi_dnn_ros.camera.generated import SceneSource  # slow import, not needed for files
@@ -204,39 +167,13 @@ def open_source(
         raise SourceError(f"source '{name}' does not exist; give a file, a folder, a /dev/video device, or 'scenes'")
     if path.is_char_device():
         return DeviceSource(path, size, rate_hz)
-    if (path.is_file() and is_storage_file(path)) or (path.is_dir() and _is_bag(path)):
-        return BagSource(path, topic)
+    if (path / "metadata.yaml").exists() or path.suffix in (".mcap", ".db3"):
+        raise SourceError(f"{path} is a recording; play it with `ros2 bag play`, or run `multi-dnn replay`")
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
         return ImageSource(path)
     if path.stat().st_size == 0:
         raise SourceError(f"video {path} is empty (0 bytes)")
     return VideoSource(path)
-
-
-def _is_bag(folder: Path) -> bool:
-    return (folder / "metadata.yaml").exists() or any(is_storage_file(file) for file in folder.iterdir())
-
-
-def _image_topic(bag: BagReader, topic: str | None) -> str:
-    images = [name for name, known in bag.topics.items() if known.msgtype in IMAGE_TYPES]
-    damaged = f", and is damaged: {'; '.join(bag.damage)}" if bag.damage else ""
-    if topic is None:
-        if len(images) == 1:
-            return images[0]
-        if not images:
-            raise SourceError(f"bag {bag.path} has no image topic{damaged}")
-        raise SourceError(
-            f"bag {bag.path} has {len(images)} image topics ({', '.join(images)}){damaged}; choose one with --bag-topic"
-        )
-    if topic not in bag.topics:
-        raise SourceError(
-            f"bag {bag.path} has no topic {topic}; its image topics are {', '.join(images) or 'none'}{damaged}"
-        )
-    if topic not in images:
-        raise SourceError(
-            f"topic {topic} of bag {bag.path} is {bag.topics[topic].msgtype}, not {' or '.join(IMAGE_TYPES)}"
-        )
-    return topic
 
 
 def _check_size(width: int, height: int) -> None:

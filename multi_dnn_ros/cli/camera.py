@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import camera_name, natural, not_negative, positive, positive_float, size, topic_name
+from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size, topic_name
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_seed
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from multi_dnn_ros.camera.source import Source
 
 _DETAILS = """\
-The images are published on the topic CAMERA/image_raw (compressed ones on CAMERA/image_raw/compressed) at a fixed rate
-unless they come from a recording.
+The images are published on the topic CAMERA/image_raw (compressed ones on CAMERA/image_raw/compressed) at a fixed rate.
 
 SOURCE is one of
   FILE.mp4, .avi, ...   a video, at its own rate unless --rate is given
   FOLDER                image files in the order of their names
-  FOLDER or FILE.mcap   a rosbag2 recording: its image messages unchanged, at their recorded intervals
   /dev/video0           a V4L2 (USB) camera
   scenes                a generated drive on a road; --truth also publishes its exact lanes and boxes
+
+Recordings are played by `ros2 bag play`, or with the node by replay.launch.py.
 """
 _EXAMPLES = """\
 multi-dnn camera drive.mp4
 multi-dnn camera drive.mp4 --camera rear --rate 5 --size 640x360 --loop
 multi-dnn camera pictures/ --rate 2 --transport compressed
-multi-dnn camera recording/ --bag-topic /camera/color/image_raw
 multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
 multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
 """
@@ -43,7 +42,7 @@ ENCODINGS = (
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "camera", "publish a video, images, a recording, a USB camera or a generated road",
+        subparsers, "camera", "publish a video, images, a USB camera or a generated road",
         details=_DETAILS, examples=_EXAMPLES, run=run, takes_ros_args=True,
     )  # fmt: skip
     parser.add_argument("source", metavar="SOURCE", help="what to publish, see above")
@@ -56,8 +55,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         type=topic_name,
         help="topic to publish on (default: CAMERA/image_raw, or CAMERA/image_raw/compressed)",
     )
-    add("--frame-id", metavar="NAME",
-        help="frame_id of the headers (default: the camera name; recordings keep theirs)")  # fmt: skip
+    add("--frame-id", metavar="NAME", help="frame_id of the headers (default: the camera name)")
     add("--qos", default="default", choices=("sensor_data", "system_default", "default", "reliable"),
         help="QoS profile of the publisher (default: default, which is reliable and volatile, and compatible with all "
         "subscriptions except transient-local ones)")  # fmt: skip
@@ -70,7 +68,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--transport", choices=("raw", "compressed"),
         help="message type: sensor_msgs/Image or CompressedImage (default: raw)")  # fmt: skip
     add("--format", choices=("jpeg", "png"), default="jpeg", help="format of compressed images (default: jpeg)")
-    add("--bag-topic", metavar="TOPIC", help="recordings: which image topic to publish (default: the only one)")
     add_seed(images, "the generated scenes")
     add("--truth", action="store_true",
         help="scenes: also publish the true boxes and lanes, on CAMERA/truth/detections and lane_mask")  # fmt: skip
@@ -78,12 +75,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="scenes: render all --count images first, so that rendering takes no CPU time from the node")  # fmt: skip
     add = parser.add_argument_group("timing").add_argument
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: the source's own, or 10)")
-    add("--phase", type=not_negative, metavar="MS",
-        help="with --rate: publish MS milliseconds after multiples of the period on the system's monotonic clock, so "
-        "that cameras keep a fixed offset in time even when one is restarted (default: no fixed phase)")  # fmt: skip
     add("--stamps", choices=("now", "source"), default="now",
         help="time in the headers: the clock, or the source's own time from 0 (default: now)")  # fmt: skip
-    add("--start-at", type=natural, default=0, metavar="N", help="skip the first N images (default: 0)")
     add("--count", type=positive, metavar="N", help="stop after N images (default: at the end of the source)")
     add("--loop", action="store_true", help="start again at the end of the source")
     add("--wait-for-subscribers", "--wait", type=natural, default=0, metavar="N",
@@ -97,18 +90,7 @@ def run(args: argparse.Namespace) -> int:
     """Publish until the source ends, --count is reached or the process is stopped."""
     from multi_dnn_ros.camera.sources import open_source
 
-    if args.phase is not None and args.rate is None:
-        raise UsageError("--phase needs --rate")
-    source = open_source(
-        args.source,
-        size=args.size,
-        rate_hz=args.rate,
-        seed=args.seed,
-        count=None if args.count is None else args.start_at + args.count,
-        topic=args.bag_topic,
-    )
-    if args.phase is not None and source.live:
-        raise UsageError(f"--phase cannot be used with {source.name}, whose images have times of their own")
+    source = open_source(args.source, size=args.size, rate_hz=args.rate, seed=args.seed, count=args.count)
     camera_format = format_for(args, source)
     if args.prepare:
         source = _prepared(source)
@@ -137,11 +119,9 @@ def run(args: argparse.Namespace) -> int:
             publisher,
             now_ns=lambda: int(node.get_clock().now().nanoseconds),
             rate_hz=args.rate,
-            start_at=args.start_at,
             count=args.count,
             loop=args.loop,
             source_stamps=args.stamps == "source",
-            phase_s=None if args.phase is None else args.phase / 1e3,
             running=rclpy.ok,
         )
         print(f"publishing {source.name} on {publisher.topic}", flush=True)
@@ -184,16 +164,7 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
     Raises UsageError for an option that does not apply to this kind of source.
     """
     from multi_dnn_ros.camera.messages import CameraFormat
-    from multi_dnn_ros.camera.sources import BagSource
 
-    recorded = isinstance(source, BagSource)
-    recorded_compressed = isinstance(source, BagSource) and source.msgtype.endswith("/CompressedImage")
-    if recorded and (args.size or args.encoding or args.transport):
-        raise UsageError(
-            "a recording's messages are published as they are: leave out --size, --encoding and --transport"
-        )
-    if args.bag_topic and not recorded:
-        raise UsageError(f"--bag-topic is for recordings; {args.source} is not a recording")
     if args.truth and args.source != "scenes":
         raise UsageError(f"--truth is for the source `scenes`; the truth of {args.source} is not known")
     if args.prepare and (args.source != "scenes" or args.count is None):
@@ -204,11 +175,11 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
         raise UsageError(f"--loop is for files; {args.source} is a live camera")
     if args.encoding and args.transport == "compressed":
         raise UsageError("--encoding is for raw images; use --format with --transport compressed")
-    compressed = args.transport == "compressed" or recorded_compressed
+    compressed = args.transport == "compressed"
     topic = args.topic or f"{args.camera}/image_raw" + ("/compressed" if compressed else "")
     return CameraFormat(
         topic=topic,
-        frame_id=args.frame_id if args.frame_id is not None else "" if recorded else args.camera,
+        frame_id=args.frame_id if args.frame_id is not None else args.camera,
         compressed=compressed,
         encoding=args.encoding or "rgb8",
         image_format=args.format,

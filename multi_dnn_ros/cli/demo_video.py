@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.options import read_config
-from multi_dnn_ros.cli.replay import engine_runner, replay_of
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from multi_dnn_ros.models.dnn import Dnn
-    from multi_dnn_ros.replay.figures import VideoFigures
-    from multi_dnn_ros.replay.frame_order import FrameOutcome
-    from multi_dnn_ros.replay.frame_runner import EngineRunner
+    from multi_dnn_ros.demo.figures import VideoFigures
+    from multi_dnn_ros.demo.video import VideoMessages
+    from multi_dnn_ros.replay.replay import FrameOutcome, Replay
     from multi_dnn_ros.replay.summary import Summary
-    from multi_dnn_ros.replay.video import VideoMessages
     from multi_dnn_ros.settings.schema import NodeConfig
 
 _NODE = "/multi_dnn"
@@ -40,9 +36,10 @@ def run_video(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.camera.source import SourceError
     from multi_dnn_ros.common.allocator import configure_malloc
+    from multi_dnn_ros.demo.figures import VideoFigures
     from multi_dnn_ros.demo.output_folder import check_output, clear_output, locked_output
-    from multi_dnn_ros.replay.figures import VideoFigures
-    from multi_dnn_ros.replay.video import VideoMessages
+    from multi_dnn_ros.demo.video import VideoMessages
+    from multi_dnn_ros.replay.replay import configured_replay
 
     check_output(args.output, args.video)
     configure_malloc()
@@ -52,12 +49,12 @@ def run_video(args: argparse.Namespace) -> int:
         video = VideoMessages(args.video, topic, camera, args.seconds)
     except SourceError as error:
         raise CommandError(str(error)) from None
-    runner, dnns = engine_runner(config)
+    replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
     with locked_output(args.output, args.video):
         clear_output(args.output)
         figures = VideoFigures({name: dnn.model for name, dnn in config.dnns.items()})
-        summary = _replay(args.output, config, video, runner, dnns, topic, figures)
-        figures.write(args.output / "summary.json", summary, video=str(args.video), device=str(runner.device))
+        summary = _replay(args.output, video, replay, figures)
+        figures.write(args.output / "summary.json", summary, video=str(args.video), device=str(replay.device))
         print(figures.table(summary))
         for damage in summary.input_damage:
             print(f"warning: {damage}", file=sys.stderr)
@@ -100,29 +97,18 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     return config
 
 
-def _replay(
-    output: Path,
-    config: NodeConfig,
-    video: VideoMessages,
-    runner: EngineRunner,
-    dnns: Mapping[str, Dnn],
-    topic: str,
-    figures: VideoFigures,
-) -> Summary:
+def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFigures) -> Summary:
     from tqdm import tqdm
 
-    from multi_dnn_ros.bags import BagWriter
     from multi_dnn_ros.demo.output_folder import MARK
     from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.replay.outputs import drawn
+    from multi_dnn_ros.replay.bag_writer import BagWriter
     from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 
-    (camera,) = config.cameras
     with ExitStack() as stack:
         writer = stack.enter_context(BagWriter(output / "bag"))
         writer.add_file(MARK, "")
         overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
-        replay, kinds = replay_of(config, runner, dnns, {camera: topic}, writer, _NODE)
         bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
         picture = None
         max_found = -1
@@ -131,12 +117,13 @@ def _replay(
             nonlocal picture, max_found
             found = figures.add(outcome)
             if any(isinstance(end, Result) for end in outcome.in_order()):
-                image = drawn(kinds, outcome)
+                image = outcome.drawn(replay.kinds)
                 overlay.write(image, outcome.frame.stamp_ns)
                 if found > max_found:
                     picture, max_found = image, found
+            bar.update()
 
-        summary = replay.run(video, writer, with_input=True, on_frame=draw_frame, progress=bar.update)
+        summary = replay.run(video, writer, with_input=True, on_frame=draw_frame)
     if picture is not None:
         save_picture(output / "overlay.png", picture)
     return summary

@@ -6,42 +6,32 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
-from itertools import product
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import natural, not_negative, positive_float
+from multi_dnn_ros.cli.arguments import not_negative, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config
 from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.bags import BagReader, BagWriter
-    from multi_dnn_ros.models.dnn import Dnn
-    from multi_dnn_ros.replay.frame_order import FrameOutcome
-    from multi_dnn_ros.replay.frame_runner import EngineRunner
-    from multi_dnn_ros.replay.overlays import Overlays
-    from multi_dnn_ros.replay.replay import Replay
-    from multi_dnn_ros.replay.summary import Summary
+    from multi_dnn_ros.replay.replay import FrameOutcome
     from multi_dnn_ros.settings.schema import NodeConfig
-    from multi_dnn_ros.vision.result_kind import ResultKind
 
 _DETAILS = """\
 The results have the topics of the node (/multi_dnn/front/object/detections, ...); each message has the header and the
 recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
 byte for byte. The counts of every DNN and camera are printed and written to summary.json in the new recording's folder.
 
-IN_BAG is a rosbag2 folder, an .mcap file or a .db3 file. Every complete message of a damaged recording is read; each
-damaged part is reported as a warning and in summary.json, and the exit code is 1.
+IN_BAG is a rosbag2 folder, an .mcap file or a .db3 file. A damaged file is read up to its last whole message; a warning
+and summary.json name it and what repairs it, and the exit code is 1.
 
 With --cluster, IN_BAG is a folder: every recording in it is replayed, each as a task of a Ray cluster or in a process
-of this machine. OUT_BAG gets a recording of the same name for each, its log, and manifest.json with the outcome and
-checksums. A recording that fails does not stop the others. If run again, the command replays only what is missing, has
-failed or has changed. On several hosts the folders must have the same paths everywhere.
+of this machine. OUT_BAG gets a recording of the same name for each, its log, and manifest.json with the outcomes. A
+recording that fails does not stop the others. If run again, the command replays only what has no results yet. On
+several hosts the folders must have the same paths everywhere.
 
 To play a recording to a node, as on the robot: ros2 launch multi_dnn_ros replay.launch.py bag:=drive
 
@@ -94,39 +84,55 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--cpus", type=positive_float, metavar="N", help="with --cluster: cores per recording (default: 1)")
     add("--gpus", type=not_negative, metavar="X",
         help="with --cluster: GPUs, or a part of one, per recording (default: 0)")  # fmt: skip
-    add("--retries", type=natural, metavar="N",
-        help="with --cluster: replay a recording up to N times more if its process or host is lost "
-        "(default: 2)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
-    if args.cluster is None and args.out_bag.exists():
-        raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
-    _check_options(args)
+    if args.node is not None:
+        check_node(args.node)
     if args.cluster is not None:
+        if args.overlay is not None:
+            raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
         from multi_dnn_ros.cli.replay_cluster import run_cluster
 
         return run_cluster(args)
+    for name in ("cpus", "gpus"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} needs --cluster")
+    if args.out_bag.exists():
+        raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
     configure_malloc()
     args.node = args.node or "/multi_dnn"
     config = read_config(args, args.node)
-    overlay = _overlay_paths(args, config)
+    paths = _overlay_paths(args, config)
 
-    from multi_dnn_ros.bags import BagReader, BagWriter
+    from tqdm import tqdm
+
+    from multi_dnn_ros.engine.task import Result
+    from multi_dnn_ros.replay.bag_reader import BagReader
+    from multi_dnn_ros.replay.bag_writer import BagWriter
     from multi_dnn_ros.replay.overlays import Overlays
     from multi_dnn_ros.replay.recorded_cameras import recorded_topics
+    from multi_dnn_ros.replay.replay import configured_replay
 
     with _stop_signals(), BagReader(args.in_bag) as bag:
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
-        counts = [bag.topics[topic].count for topic in topics.values()]
-        if not any(counts):
+        frames = sum(bag.topics[topic].count for topic in topics.values())
+        if not frames:
             raise CommandError(
                 f"bag {args.in_bag} holds no message on {', '.join(topics.values())}; choose with --topic"
             )
         with BagWriter(args.out_bag, args.storage) as writer:
-            with Overlays(overlay) as overlays:
-                summary = _replay(args, config, bag, writer, topics, sum(counts), overlays)
+            replay = configured_replay(config, topics, args.node, lambda line: print(line, file=sys.stderr))
+            with Overlays(paths) as overlays, tqdm(total=frames, unit="frame", desc="replay", disable=None) as bar:
+
+                def finish_frame(outcome: FrameOutcome) -> None:
+                    camera = outcome.frame.camera
+                    if camera in overlays.open_cameras and any(isinstance(end, Result) for end in outcome.in_order()):
+                        overlays.write(camera, outcome.drawn(replay.kinds), outcome.frame.stamp_ns)
+                    bar.update()
+
+                summary = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     print(summary)
     for text in (*bag.notes, *summary.input_damage):
@@ -168,107 +174,6 @@ def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Pa
         except OverlayFileError as error:
             raise UsageError(f"--overlay: {error}") from None
     return paths
-
-
-def _check_options(args: argparse.Namespace) -> None:
-    """UsageError for a wrong --node, and for options that need, or exclude, one another."""
-    if args.node is not None:
-        check_node(args.node)
-    for name in ("cpus", "gpus", "retries"):
-        if getattr(args, name) is not None and args.cluster is None:
-            raise UsageError(f"--{name} needs --cluster")
-    if args.cluster is not None and args.overlay is not None:
-        raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
-
-
-def _replay(
-    args: argparse.Namespace,
-    config: NodeConfig,
-    bag: BagReader,
-    writer: BagWriter,
-    topics: dict[str, str],
-    frames: int,
-    overlays: Overlays,
-) -> Summary:
-    from tqdm import tqdm
-
-    from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.replay.outputs import drawn
-
-    with ExitStack() as stack:
-        runner, dnns = engine_runner(config)
-        replay, kinds = replay_of(config, runner, dnns, topics, writer, args.node)
-        bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
-
-        def draw_frame(outcome: FrameOutcome) -> None:
-            camera = outcome.frame.camera
-            if camera in overlays.open_cameras and any(isinstance(end, Result) for end in outcome.in_order()):
-                overlays.write(camera, drawn(kinds, outcome), outcome.frame.stamp_ns)
-
-        return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
-
-
-def engine_runner(config: NodeConfig) -> tuple[EngineRunner, Mapping[str, Dnn]]:
-    """An engine in this process, and its DNNs by name."""
-    from multi_dnn_ros.pipeline.build import build
-    from multi_dnn_ros.replay.frame_runner import EngineRunner
-
-    pipeline = build(without_deadlines(config), lambda line: print(line, file=sys.stderr))
-    runner = EngineRunner(
-        pipeline.tasks, workers=pipeline.workers, device=pipeline.device, max_failures=config.max_failures
-    )
-    return runner, pipeline.dnns
-
-
-def replay_of(
-    config: NodeConfig,
-    runner: EngineRunner,
-    dnns: Mapping[str, Dnn],
-    topics: Mapping[str, str],
-    writer: BagWriter,
-    node: str,
-) -> tuple[Replay, dict[str, ResultKind]]:
-    """The replay of recorded `topics`, by camera, through the DNNs, and the kind of each result by its name.
-
-    Adds the topics of the results to `writer`. node: fully qualified name, for these topics.
-    """
-    from multi_dnn_ros.replay.outputs import decode_message, label_messages, result_messages
-    from multi_dnn_ros.replay.replay import Replay
-    from multi_dnn_ros.vision.image_decoding import ImageSettings
-    from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-    from multi_dnn_ros.vision.results import result_name
-
-    RESULT_KINDS.report_broken()
-    outputs = {result_name(name, key): output for name, dnn in dnns.items() for key, output in dnn.outputs.items()}
-    kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
-    for dnn, cameras in runner.streams:
-        for camera, output in product(cameras, dnns[dnn].outputs):
-            name = result_name(dnn, output)
-            for topic in kinds[name].topics:
-                writer.add_topic(f"{node}/{camera}/{name}/{topic.name}", topic.msgtype)
-    labels = {name: output.labels for name, output in outputs.items() if kinds[name].has_labels}
-    thresholds = {name: output.decoder.score_threshold for name, output in outputs.items()}
-    settings = {
-        name: ImageSettings(
-            name, camera.max_pixels, camera.bits, lambda text: print(f"warning: {text}", file=sys.stderr)
-        )
-        for name, camera in config.cameras.items()
-    }
-    replay = Replay(
-        runner,
-        topics,
-        decode=lambda camera, message: decode_message(message, settings[camera]),
-        to_messages=partial(result_messages, kinds),
-        to_latched=lambda header: label_messages(labels, thresholds, header),
-        node=node,
-    )
-    return replay, kinds
-
-
-def without_deadlines(config: NodeConfig) -> NodeConfig:
-    """The configuration without age limits: a replay waits for the DNNs, so that no frame is too old."""
-    dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
-    return config.model_copy(update={"dnns": dnns})
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -13,10 +13,10 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
-from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.demo.evaluation import DnnFigures, frame_counts, last_statuses, quality
 from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, RecordedResult, Stream, recorded_frames
+from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind

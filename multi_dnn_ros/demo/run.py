@@ -18,7 +18,6 @@ from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 from tqdm import tqdm
 
-from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.evaluation import last_statuses
@@ -27,6 +26,7 @@ from multi_dnn_ros.demo.recorded_frames import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.roles import PRESETS

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from multi_dnn_ros.bags import BagError, BagReader
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.storage_files import BagError
 from multi_dnn_ros.settings.schema import CameraConfig
 
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
-def absolute(topic: str) -> str:
-    """The topic's name in the global namespace, without remappings."""
-    return topic if topic.startswith("/") else f"/{topic}"
-
-
-def default_topic(camera: str, transport: str) -> str:
-    """The conventional relative topic name of a camera."""
-    return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
-
-
-def recorded_topics(
-    bag: BagReader,
-    cameras: Mapping[str, CameraConfig],
-    chosen: Mapping[str, str],
-    resolve: Callable[[str], str] = absolute,
-) -> dict[str, str]:
+def recorded_topics(bag: BagReader, cameras: Mapping[str, CameraConfig], chosen: Mapping[str, str]) -> dict[str, str]:
     """The recorded topic of each camera.
 
     chosen: topics that the user has chosen, by camera; they override the configured ones. A single camera whose topic
-    is not in the recording takes the only image topic. resolve: returns the full name of a configured topic.
+    is not in the recording takes the only image topic.
     Raises BagError if a topic is missing or is no image topic, if two cameras have the same topic, or if `chosen` names
     an unknown camera.
     """
@@ -38,7 +24,7 @@ def recorded_topics(
     images = [name for name, topic in bag.topics.items() if topic.msgtype in IMAGE_TYPES]
     topics: dict[str, str] = {}
     for camera, settings in cameras.items():
-        wanted = (chosen[camera],) if camera in chosen else _configured_topics(camera, settings, resolve)
+        wanted = (chosen[camera],) if camera in chosen else _configured_topics(camera, settings)
         found = next((name for name in wanted if name in bag.topics), None)
         if found is None and camera not in chosen and len(cameras) == len(images) == 1:
             found = images[0]
@@ -60,9 +46,9 @@ def recorded_topics(
     return topics
 
 
-def _configured_topics(camera: str, settings: CameraConfig, resolve: Callable[[str], str]) -> tuple[str, ...]:
-    """Topics that the live node would use, starting with the configured transport."""
+def _configured_topics(camera: str, settings: CameraConfig) -> tuple[str, ...]:
+    """Topics that the node would use, starting with the configured transport."""
     if settings.topic:
-        return (resolve(settings.topic),)
-    raw, compressed = (resolve(default_topic(camera, transport)) for transport in ("raw", "compressed"))
+        return (f"/{settings.topic.lstrip('/')}",)
+    raw, compressed = f"/{camera}/image_raw", f"/{camera}/image_raw/compressed"
     return (compressed, raw) if settings.transport == "compressed" else (raw, compressed)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, product
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagMessage, BagWriter
-from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.task import Drop, DropReason, Result
-from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
-from multi_dnn_ros.replay.frame_runner import EngineRunner
-from multi_dnn_ros.replay.stamps import nearest_time
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.replay.bag_writer import BagWriter
+from multi_dnn_ros.replay.message_definitions import canonical
+from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.replay.summary import Summary
+from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
+from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer, ResultKind
+from multi_dnn_ros.vision.results import result_name, results_by_name
 
 _CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
 
-#: (camera, image message) -> (H, W, 3) uint8 RGB; raises FrameError.
-Decode = Callable[[str, Any], npt.NDArray[np.uint8]]
-#: (result, header of its frame) -> topics below the camera's (`object/detections`) and their messages.
-ToMessages = Callable[[Result, Header], Iterable[tuple[str, Any]]]
-#: Header of the first frame -> latched topics below the node and their messages.
-ToLatched = Callable[[Header], Iterable[tuple[str, Any]]]
-
 
 class Messages(Protocol):
-    """What is replayed: a :class:`multi_dnn_ros.bags.BagReader`, or anything with these two members.
+    """What is replayed: a :class:`multi_dnn_ros.replay.bag_reader.BagReader`, or anything with these two members.
 
     damage: problems of the recording, complete after reading.
     """
@@ -48,42 +49,72 @@ class ReplayError(RuntimeError):
     """The replay cannot continue; the message says why."""
 
 
-@dataclass(frozen=True)
-class RecordedFrame:
-    """Context of a frame: its message and header."""
+class FrameOutcome:
+    """One recorded frame and what became of it.
 
-    message: BagMessage
-    header: Header
+    source: its message. header: the header of its image. problem: why it has no image; empty if it has one. ends: its
+    results and drops by DNN, complete when `done` is set.
+    """
+
+    def __init__(self, camera: str, source: BagMessage, dnns: Sequence[str]) -> None:
+        self.source, self.dnns = source, tuple(dnns)
+        self.header, self.problem = Header(), ""
+        self.frame = Frame(camera, source.stamp_ns, context=self)
+        self.ends: dict[str, Result | Drop] = {}
+        self.done = threading.Event()
+
+    def settle(self, end: Result | Drop) -> None:
+        """Store the result or drop of one DNN; called from any thread."""
+        self.ends[end.dnn] = end
+        if len(self.ends) == len(self.dnns):
+            self.done.set()
+
+    def in_order(self) -> list[Result | Drop]:
+        """The results and drops, in the order of the DNNs."""
+        return [self.ends[dnn] for dnn in self.dnns]
+
+    def results(self) -> Iterator[tuple[str, Any]]:
+        """Name and value of each result."""
+        for end in self.in_order():
+            if isinstance(end, Result):
+                yield from results_by_name(end.dnn, end.output).items()
+
+    def drawn(self, kinds: Mapping[str, ResultKind]) -> npt.NDArray[np.uint8]:
+        """The image with the results on it, (H, W, 3) uint8 RGB. kinds: the kind of each result, by name."""
+        return draw(self.frame.image(), [Layer(name, kinds[name], output) for name, output in self.results()])
 
 
 class Replay:
-    """Replays recordings through one set of DNNs.
+    """Replays recordings through one set of DNNs, frame by frame: while a frame is computed, the next one is decoded.
 
-    runner: runs the DNNs. topics: recorded topic of each camera. decode, to_messages: convert from and to ROS messages.
-    to_latched: messages written once, before the outputs of the first frame, on latched topics.
-    node: fully qualified node name used in the written topics (`/multi_dnn/front/object/detections`).
-    stall_timeout_s: a DNN that takes longer for a frame ends the replay.
+    tasks, workers, device, max_failures: see Engine. kinds: the kind of each result, by name. labels: class names and
+    score threshold of each detector, by name. topics: recorded topic of each camera. images: how the images of a camera
+    are decoded; a missing one with the defaults. node: fully qualified node name used in the written topics
+    (`/multi_dnn/front/object/detections`). stall_timeout_s: a frame that takes longer ends the replay.
     """
 
     def __init__(
         self,
-        runner: EngineRunner,
+        tasks: Sequence[DnnTask],
+        kinds: Mapping[str, ResultKind],
         topics: Mapping[str, str],
         *,
-        decode: Decode,
-        to_messages: ToMessages,
-        to_latched: ToLatched = lambda header: (),
+        labels: Mapping[str, tuple[Sequence[str], float]] | None = None,
+        images: Mapping[str, ImageSettings] | None = None,
         node: str = "/multi_dnn",
+        workers: int = 2,
+        device: torch.device | None = None,
+        max_failures: int = 5,
         stall_timeout_s: float = 600.0,
     ) -> None:
-        self._runner = runner
+        self.kinds = kinds
+        self.device = device
+        self._tasks = tasks
         self._camera_of = {topic: camera for camera, topic in topics.items()}
-        if len(self._camera_of) < len(topics):
-            raise ValueError(f"two cameras read the same topic: {', '.join(f'{c}:={t}' for c, t in topics.items())}")
-        self._decode = decode
-        self._to_messages = to_messages
-        self._to_latched = to_latched
+        self._labels = labels or {}
+        self._images = {camera: (images or {}).get(camera, ImageSettings(camera, 1 << 27)) for camera in topics}
         self._node = node.rstrip("/")
+        self._options = {"workers": workers, "device": device, "max_failures": max_failures}
         self._stall_timeout_s = stall_timeout_s
 
     def run(
@@ -92,92 +123,132 @@ class Replay:
         writer: BagWriter,
         *,
         with_input: bool = False,
-        on_frame: Callable[[FrameOutcome], None] = lambda outcome: None,
-        progress: Callable[[int], object] = lambda frames: None,
+        on_frame: Callable[[FrameOutcome], object] = lambda outcome: None,
     ) -> Summary:
         """Replay `bag` into `writer`, which stays open.
 
-        Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN in the
-        runner's order. with_input: copy each camera message before its outputs.
-        on_frame: called in order with every frame when it is written. progress: called with the number of finished
-        frames.
+        Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN.
+        with_input: copy each camera message before its outputs. on_frame: called with every frame when it is written.
         """
-        order, summary = FrameOrder(), Summary()
-        latched_written = False
-
-        def write_complete(*, all_of_them: bool = False) -> None:
-            nonlocal latched_written
-            for outcome in order.take(all_of_them=all_of_them):
-                if not latched_written:
-                    self._write_latched(outcome, writer)
-                    latched_written = True
-                self._write(outcome, writer, summary, with_input)
-                on_frame(outcome)
-                progress(1)
-
-        streams = self._runner.streams
-        self._runner.start(order.settle)
+        self._declare(writer)
+        summary = Summary()
+        engine = Engine(self._tasks, on_result=_settle, on_drop=_settle, **self._options)  # type: ignore[arg-type]
+        engine.start()
+        running: FrameOutcome | None = None
+        is_first = True
         try:
-            for message in bag.messages(self._camera_of):
-                frame, problem = self._frame(message)
-                dnns = [name for name, cameras in streams if frame.camera in cameras]
-                order.expect(frame, dnns)
-                for dnn in dnns:
-                    summary.offer(dnn, frame.camera)
-                if problem is not None:
-                    for dnn in dnns:
-                        order.settle(Drop(dnn, frame, DropReason.BAD_IMAGE, problem))
-                elif not self._runner.submit(frame, self._stall_timeout_s):
-                    raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
-                write_complete()
-            if not order.wait_complete(self._stall_timeout_s):
-                raise ReplayError(f"the last frames were not finished after {self._stall_timeout_s:g} s")
-            write_complete(all_of_them=True)
+            for message in chain(bag.messages(self._camera_of), (None,)):
+                following = None if message is None else self._decoded(message)
+                if running is not None:
+                    if not running.done.wait(self._stall_timeout_s):
+                        raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
+                    self._write(running, writer, summary, with_input, latched=is_first)
+                    is_first = False
+                    on_frame(running)
+                if following is not None:
+                    self._start(following, engine)
+                running = following
         finally:
-            self._runner.stop()
+            engine.stop(timeout_s=5.0)
         summary.input_damage = list(bag.damage)
         return summary
 
-    def _frame(self, message: BagMessage) -> tuple[Frame, str | None]:
-        """The frame of a camera's message, and why it has no image (None if it has one)."""
+    def _declare(self, writer: BagWriter) -> None:
+        """Add the topics of the results, which are listed even without messages."""
+        for task in self._tasks:
+            names = [name for name in self.kinds if name.split("/")[0] == task.name]
+            for camera, name in product(task.cameras, names):
+                for topic in self.kinds[name].topics:
+                    writer.add_topic(f"{self._node}/{camera}/{name}/{topic.name}", topic.msgtype)
+
+    def _decoded(self, message: BagMessage) -> FrameOutcome:
         camera = self._camera_of[message.topic]
+        outcome = FrameOutcome(camera, message, [task.name for task in self._tasks if camera in task.cameras])
         try:
-            image = deserialize_message(message.data, _CLASSES[message.msgtype])
+            image: Any = deserialize_message(message.data, _CLASSES[message.msgtype])
         except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
-            header = Header(stamp=nearest_time(message.stamp_ns))
-            frame = Frame(camera, message.stamp_ns, context=RecordedFrame(message, header))
-            return frame, f"not a {message.msgtype}: {error}"
-        stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
-        recording = RecordedFrame(message, image.header)
+            outcome.problem = f"not a {message.msgtype}: {error}"
+            return outcome
+        outcome.header = image.header
+        outcome.frame.stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
+        decode = decode_compressed if isinstance(image, CompressedImage) else decode_image
         try:
-            return Frame(camera, stamp_ns, self._decode(camera, image), recording), None
+            outcome.frame.set_image(decode(image, self._images[camera]), 0)
         except FrameError as error:
-            return Frame(camera, stamp_ns, context=recording), str(error)
+            outcome.problem = str(error)
+        return outcome
 
-    def _write_latched(self, first: FrameOutcome, writer: BagWriter) -> None:
-        recording = first.frame.context
-        assert isinstance(recording, RecordedFrame)
-        for name, message in self._to_latched(Header(stamp=recording.header.stamp)):
-            topic, msgtype = f"{self._node}/{name}", msgtype_of(message)
-            writer.add_topic(topic, msgtype, latched=True)
-            writer.write(topic, recording.message.stamp_ns, canonical(msgtype, serialize_message(message)))
+    def _start(self, outcome: FrameOutcome, engine: Engine) -> None:
+        if not outcome.dnns:
+            outcome.done.set()
+        elif outcome.problem:
+            for dnn in outcome.dnns:
+                outcome.settle(Drop(dnn, outcome.frame, DropReason.BAD_IMAGE, outcome.problem))
+        else:
+            engine.submit(outcome.frame, self._stall_timeout_s)
 
-    def _write(self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool) -> None:
-        recording = outcome.frame.context
-        assert isinstance(recording, RecordedFrame)
-        source = recording.message
+    def _write(
+        self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool, *, latched: bool
+    ) -> None:
+        source, camera = outcome.source, outcome.frame.camera
+
+        def write(topic: str, message: Any, *, latched: bool = False) -> None:
+            msgtype = msgtype_of(message)
+            writer.add_topic(topic, msgtype, latched=latched)
+            writer.write(topic, source.stamp_ns, canonical(msgtype, serialize_message(message)))
+
+        if latched and LabelInfo is not None:
+            for name, (names, threshold) in self._labels.items():
+                labels = label_info_message(names, threshold, Header(stamp=outcome.header.stamp))
+                write(f"{self._node}/{name}/label_info", labels, latched=True)
         if with_input:
             writer.add_topic(source.topic, source.msgtype)
             writer.write(source.topic, source.stamp_ns, source.data)
+        for name, output in outcome.results():
+            self.kinds[name].check(name, output)
+            for topic in self.kinds[name].topics:
+                write(f"{self._node}/{camera}/{name}/{topic.name}", topic.message(output, outcome.header))
         for end in outcome.in_order():
-            if isinstance(end, Result):
-                for name, message in self._to_messages(end, recording.header):
-                    topic, msgtype = f"{self._node}/{outcome.frame.camera}/{name}", msgtype_of(message)
-                    writer.add_topic(topic, msgtype)
-                    writer.write(topic, source.stamp_ns, canonical(msgtype, serialize_message(message)))
-                summary.publish(end.dnn, end.frame.camera)
-            else:
-                summary.drop(end.dnn, end.frame.camera, end.reason.value, end.message)
+            summary.add(end.dnn, camera, None if isinstance(end, Result) else (end.reason.value, end.message))
+
+
+def configured_replay(config: NodeConfig, topics: Mapping[str, str], node: str, log: Callable[[str], None]) -> Replay:
+    """The replay of recorded `topics`, by camera, through the DNNs of a configuration.
+
+    Age limits have no effect: a replay waits for the DNNs, so that no frame is too old. node: fully qualified name, for
+    the topics of the results. log: called with lines about the DNNs.
+    """
+    RESULT_KINDS.report_broken()
+    dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
+    pipeline = build(config.model_copy(update={"dnns": dnns}), log)
+    outputs = {
+        result_name(name, key): output for name, dnn in pipeline.dnns.items() for key, output in dnn.outputs.items()
+    }
+    kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
+    return Replay(
+        pipeline.tasks,
+        kinds,
+        topics,
+        labels={
+            name: (output.labels, output.decoder.score_threshold)
+            for name, output in outputs.items()
+            if kinds[name].has_labels
+        },
+        images={
+            name: ImageSettings(name, camera.max_pixels, camera.bits, lambda text: log(f"warning: {text}"))
+            for name, camera in config.cameras.items()
+        },
+        node=node,
+        workers=pipeline.workers,
+        device=pipeline.device,
+        max_failures=config.max_failures,
+    )
+
+
+def _settle(end: Result | Drop) -> None:
+    outcome = end.frame.context
+    assert isinstance(outcome, FrameOutcome)
+    outcome.settle(end)
 
 
 def msgtype_of(message: Any) -> str:

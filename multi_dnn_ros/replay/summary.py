@@ -24,18 +24,15 @@ class Summary:
     streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
     input_damage: list[str] = field(default_factory=list)
 
-    def offer(self, dnn: str, camera: str) -> None:
-        self.streams.setdefault((dnn, camera), StreamCount()).offered += 1
-
-    def publish(self, dnn: str, camera: str) -> None:
-        """Count one frame with results."""
-        self.streams[dnn, camera].published += 1
-
-    def drop(self, dnn: str, camera: str, reason: str, message: str) -> None:
-        """Count one lost frame. reason: as in the node's diagnostics, for example `bad_image`."""
-        stream = self.streams[dnn, camera]
-        stream.dropped[reason] += 1
-        stream.messages.setdefault(reason, message)
+    def add(self, dnn: str, camera: str, drop: tuple[str, str] | None) -> None:
+        """Count one frame. drop: reason, as in the node's diagnostics, and message; None for a result."""
+        stream = self.streams.setdefault((dnn, camera), StreamCount())
+        stream.offered += 1
+        if drop is None:
+            stream.published += 1
+        else:
+            stream.dropped[drop[0]] += 1
+            stream.messages.setdefault(*drop)
 
     def as_json(self) -> dict[str, Any]:
         """JSON content; equal for equal replays."""

@@ -9,13 +9,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from rclpy.serialization import serialize_message
-from std_msgs.msg import Header, String
 
-from multi_dnn_ros.bags import BagError, BagWriter
 from multi_dnn_ros.camera.generated import PreparedSource, SceneSource
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.camera.source import Recorded, SourceError
+from multi_dnn_ros.camera.source import SourceError
 from multi_dnn_ros.camera.sources import open_source
 
 
@@ -29,21 +25,6 @@ def video(path: Path, count: int = 6, rate_hz: float = 12.5) -> Path:
     for index in range(count):
         writer.write(np.dstack([flat(0)[..., 0], flat(0)[..., 0], flat(40 * (index % 6))[..., 0]]))  # red in BGR
     writer.release()
-    return path
-
-
-def bag(
-    path: Path, topics: tuple[str, ...] = ("/front/image_raw",), count: int = 3, stamps_ns: tuple[int, ...] = ()
-) -> Path:
-    with BagWriter(path) as writer:
-        for topic in topics:
-            writer.add_topic(topic, "sensor_msgs/msg/Image")
-        writer.add_topic("/chatter", "std_msgs/msg/String")
-        writer.write("/chatter", 0, serialize_message(String(data="x")))
-        for index, stamp_ns in enumerate(stamps_ns or range(1000, 1000 + 100 * count, 100)):
-            for topic in topics:
-                message = image_message(flat(index), Header(frame_id="lens"), CameraFormat("", ""))
-                writer.write(topic, stamp_ns, serialize_message(message))
     return path
 
 
@@ -106,42 +87,11 @@ def test_the_memory_of_prepared_scenes_is_bounded() -> None:
         PreparedSource(SceneSource((96, 64), 5, 10.0, 3), limit_bytes=30_000)
 
 
-def test_a_recording_is_passed_on_unchanged(tmp_path: Path) -> None:
-    source = open_source(str(bag(tmp_path / "bag")))
-    items = list(source.items())
-    assert [item.due_ns for item in items if isinstance(item, Recorded)] == [0, 100, 200]
-    assert {item.msgtype for item in items} == {"sensor_msgs/msg/Image"}
-
-
-def test_damaged_times_of_a_recording_are_not_waited_for(tmp_path: Path) -> None:
-    """A message dated 2116 must not stop the camera for decades."""
-    source = open_source(str(bag(tmp_path / "bag", stamps_ns=(1000, 1100, 1100, 2**62, 2**62 + 50))))
-    assert [item.due_ns for item in source.items() if isinstance(item, Recorded)] == [0, 100, 100, 100, 150]
-
-
-def test_the_topic_of_a_recording_is_selected_or_named_in_the_error(tmp_path: Path) -> None:
-    path = str(bag(tmp_path / "bag", ("/left", "/right")))
-    with pytest.raises(SourceError, match=r"2 image topics \(/left, /right\); choose one with --bag-topic"):
-        open_source(path)
-    assert len(list(open_source(path, topic="/right").items())) == 3
-    with pytest.raises(SourceError, match=r"no topic /up; its image topics are /left, /right"):
-        open_source(path, topic="/up")
-    whole = next(Path(path).glob("*.mcap")).read_bytes()
-    cut = tmp_path / "cut.mcap"
-    cut.write_bytes(whole[: len(whole) - 300])
-    with pytest.raises(SourceError, match=r"/left, /right\), and is damaged: cut.mcap: truncated"):
-        open_source(str(cut))
-    with pytest.raises(SourceError, match=r"/chatter .* is std_msgs/msg/String, not sensor_msgs/msg/Image"):
-        open_source(path, topic="/chatter")
-    with pytest.raises(SourceError, match="holds no message on /front/image_raw"):
-        open_source(str(bag(tmp_path / "silent", count=0)))
-
-
 def test_a_missing_or_empty_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="source 'nowhere' does not exist"):
         open_source("nowhere")
     (tmp_path / "x.mcap").write_bytes(b"")
-    with pytest.raises(BagError, match=r"x\.mcap is empty"):
+    with pytest.raises(SourceError, match=r"x\.mcap is a recording; play it with `ros2 bag play`"):
         open_source(str(tmp_path / "x.mcap"))
     with pytest.raises(SourceError, match="device /dev/null cannot be opened"):
         open_source("/dev/null")

@@ -20,9 +20,11 @@ import pytest
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image
 
-from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import Child, loopback_environment
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
+from multi_dnn_ros.replay.storage_files import BagError
 from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles, save_picture
 
 HEAD = "/**:\n  ros__parameters:\n"
@@ -190,7 +192,7 @@ def test_a_full_disk_while_the_summary_is_written(tmp_path: Path) -> None:
         with BagWriter(tmp_path / "bag") as writer:
             writer.add_file("summary.json", "x" * (LIMIT_BYTES + 1))
 
-    with small_disk(), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag' / 'summary.json'}: File too"):
+    with small_disk(), pytest.raises(BagError, match=rf"cannot write {tmp_path / 'bag'}: .*File too"):
         write()
     assert list(tmp_path.iterdir()) == []
 

@@ -7,14 +7,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CompressedImage, Image
-from std_msgs.msg import Header
 from topic_listener import Listener
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
-from multi_dnn_ros.bags import BagWriter
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros.result_messages import class_names
@@ -62,32 +58,6 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytes
     assert "published 12 frames" in out
 
 
-def test_a_restarted_camera_keeps_its_phase(tmp_path: Path, domain: int) -> None:
-    source = pictures(tmp_path / "pictures", 2)
-    arguments = ["camera", source, "--rate", "2", "--phase", "100", "--wait-for-subscribers", "1"]
-    with Listener({"/front/image_raw": Image}, domain) as listener:
-        assert main(arguments) == 0
-        assert main(arguments) == 0
-        listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 4)
-    stamps = [seconds(message) for message in listener.messages["/front/image_raw"]]
-    # Of the two images of a run one may be late, because the machine is busy.
-    apart = [(after - before) % 0.5 for before in stamps[:2] for after in stamps[2:]]
-    assert min(min(each, 0.5 - each) for each in apart) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [(["--phase", "5"], "--phase needs --rate"), (["--rate", "5", "--phase", "-1"], "argument --phase")],
-)
-def test_a_phase_that_has_no_meaning(
-    tmp_path: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        raise SystemExit(main(["camera", pictures(tmp_path / "pictures"), *arguments]))
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
-
-
 def test_video_compressed_resized_and_renamed(tmp_path: Path, domain: int) -> None:
     path = tmp_path / "drive.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 50.0, (64, 48))
@@ -115,14 +85,14 @@ def test_scenes_with_their_truth(domain: int) -> None:
     labels = "/front/truth/label_info"
     with Listener({**topics, labels: LabelInfo}, domain, latched=frozenset([labels])) as listener:
         command = ["camera", "scenes", "--truth", "--seed", "3", "--size", "160x120", "--rate", "10", "--prepare"]
-        assert main([*command, "--start-at", "2", "--count", "3", "--wait", "1"]) == 0
+        assert main([*command, "--count", "3", "--wait", "1"]) == 0
         listener.wait(lambda: all(len(listener.messages[topic]) == 3 for topic in topics))
         listener.wait(lambda: listener.messages[labels])
     named = class_names(listener.messages[labels][0])
-    drive = SceneGenerator(160, 120, 3).drive(5, 10.0)
+    drive = SceneGenerator(160, 120, 3).drive(3, 10.0)
     for index in range(3):
         image, boxes, mask = (listener.messages[topic][index] for topic in topics)
-        scene = drive.frame(index + 2)
+        scene = drive.frame(index)
         assert image.header == boxes.header == mask.header
         np.testing.assert_array_equal(decode_image(image, SETTINGS), scene.image)
         np.testing.assert_array_equal(np.frombuffer(mask.data, np.uint8).reshape(120, 160), scene.lane_mask)
@@ -133,26 +103,6 @@ def test_scenes_with_their_truth(domain: int) -> None:
             centre, box = detection.bbox.center.position, detection.bbox
             assert (centre.x, centre.y) == pytest.approx(((x1 + x2) / 2, (y1 + y2) / 2), abs=1e-3)
             assert (box.size_x, box.size_y) == pytest.approx((x2 - x1, y2 - y1), abs=1e-3)
-
-
-@pytest.mark.parametrize("stamps", ["now", "source"])
-def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, domain: int, stamps: str) -> None:
-    with BagWriter(tmp_path / "bag") as writer:
-        writer.add_topic("/cam", "sensor_msgs/msg/Image")
-        for index in range(4):
-            header = Header(frame_id="lens")
-            header.stamp.sec = 40 + index
-            message = image_message(np.full((4, 6, 3), index, np.uint8), header, CameraFormat("", "", encoding="bgr8"))
-            data = serialize_message(message) if index != 2 else b"\x00\x01\x00\x00damaged"
-            writer.write("/cam", index * 100_000_000, data)
-    with Listener({"/front/image_raw": Image}, domain) as listener:
-        assert main(["camera", str(tmp_path / "bag"), "--stamps", stamps, "--wait", "1"]) == 0
-        listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 3)
-        messages = listener.messages["/front/image_raw"]
-    assert [message.data[0] for message in messages] == [0, 1, 3]
-    assert {(message.encoding, message.header.frame_id) for message in messages} == {("bgr8", "lens")}
-    unchanged = [seconds(message) for message in messages] == [40, 41, 43]
-    assert unchanged == (stamps == "source")
 
 
 def test_waiting_for_subscribers_ends_with_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
     [
         (["camera", "nowhere.mp4"], 1, "source 'nowhere.mp4' does not exist"),
         (["camera", "/dev/video99"], 1, "/dev/video99"),
-        (["camera", "scenes", "--bag-topic", "/x"], 2, "--bag-topic is for recordings; scenes is not a recording"),
         (["camera", "scenes", "--prepare"], 2, "--prepare is for the source `scenes` and needs --count"),
         (["camera", "scenes", "--transport", "compressed", "--encoding", "bgr8"], 2, "--encoding is for raw images"),
         (["camera", "scenes", "--size", "20x20"], 1, "20x20"),

@@ -14,9 +14,9 @@ import pytest
 from fork_server import ForkServer
 from waiting import until
 
-from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.demo.output_folder import MARK, check_output
+from multi_dnn_ros.replay.bag_reader import BagReader
 
 SHORT = ["--seconds", "3", "--size", "320x240"]
 #: The package's decomposed DNNs with the backend that is ready soonest.

@@ -12,7 +12,6 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
@@ -22,6 +21,8 @@ from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, Stre
 from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
 from multi_dnn_ros.demo.run import Demo
 from multi_dnn_ros.models.sources import weights_file
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.replay import msgtype_of
 from multi_dnn_ros.ros.result_messages import (
     detections_message,

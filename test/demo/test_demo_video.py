@@ -11,9 +11,10 @@ import pytest
 import two_heads
 from tiny_exports import SIZE, TinyYolo, export
 
-from multi_dnn_ros.bags import BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.demo.output_folder import MARK, locked_output
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 FRAMES = 6

@@ -12,10 +12,11 @@ from rclpy.executors import SingleThreadedExecutor
 from std_msgs.msg import Header
 from waiting import until
 
-from multi_dnn_ros.bags import BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.common.processes import reserved_domain
 from multi_dnn_ros.demo.recorder import Recorder
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
 
 IMAGES, BYTES = 6, 48 * 64 * 3
 

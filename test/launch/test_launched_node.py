@@ -12,7 +12,8 @@ from sensor_msgs.msg import CompressedImage, Image
 from vision_msgs.msg import Detection2DArray
 from waiting import runs
 
-from multi_dnn_ros.bags import BagReader, BagWriter
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(600)]
 

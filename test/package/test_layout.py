@@ -32,10 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "partition": {"common", "graph", "models", "backends", "planning", "pipeline"},
     "fleet": {"common", "settings", "models", "training"},
     "ros": {"common", "settings", "vision", "engine", "serving"},
-    "bags": {"common", "ros"},
-    "camera": {"common", "vision", "training", "ros", "bags"},
-    "replay": {"common", "settings", "vision", "engine", "ros", "bags", "camera"},
-    "demo": {"common", "settings", "vision", "models", "compression", "training", "ros", "bags", "camera"},
+    "replay": {"common", "settings", "vision", "engine", "pipeline", "ros"},
+    "camera": {"common", "vision", "training", "ros"},
+    "demo": {"common", "settings", "vision", "models", "engine", "compression", "training", "ros", "camera", "replay"},
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
@@ -45,7 +44,7 @@ OTHER_TESTS = {"acceptance", "docs", "extensions", "gpu", "launch", "package", "
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Packages that may import rclpy and message packages.
-ROS_PACKAGES = ("ros", "bags", "camera", "replay", "demo", "benchmark", "cli")
+ROS_PACKAGES = ("ros", "camera", "replay", "demo", "benchmark", "cli")
 
 
 @cache

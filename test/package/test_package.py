@@ -24,6 +24,7 @@ ROSDEP = {
     "PyYAML": "python3-yaml",
     "setuptools": "python3-setuptools",
     "tqdm": "python3-tqdm",
+    "mcap": None,
     "onnx": None,
     "onnxruntime": None,
     "pydantic": None,  # there is a key, for a version that is too old on Ubuntu 22.04 and 24.04

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.replay.frame_runner import EngineRunner
-from multi_dnn_ros.replay.outputs import decode_message, result_messages
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
-from multi_dnn_ros.vision.image_decoding import ImageSettings
+from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
 
@@ -104,14 +102,6 @@ def parsed(message: BagMessage) -> Any:
     return deserialize_message(message.data, getattr(importlib.import_module(f"{package}.msg"), name))
 
 
-def make_replay(
-    tasks: list[DnnTask], topics: dict[str, str] | None = None, max_failures: int = 5, **kwargs: Any
-) -> Replay:
+def make_replay(tasks: list[DnnTask], topics: dict[str, str] | None = None, **options: Any) -> Replay:
     kinds = {task.name: RESULT_KINDS.get("lanes" if task.decode is find_lanes else "detections") for task in tasks}
-    return Replay(
-        EngineRunner(tasks, max_failures=max_failures),
-        topics or {"front": TOPIC},
-        decode=lambda camera, message: decode_message(message, ImageSettings(camera, 10_000_000)),
-        to_messages=partial(result_messages, kinds),
-        **kwargs,
-    )
+    return Replay(tasks, kinds, topics or {"front": TOPIC}, **options)

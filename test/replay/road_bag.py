@@ -10,9 +10,9 @@ import numpy as np
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.demo.recorded_frames import detections, lanes
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator

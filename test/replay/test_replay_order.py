@@ -19,7 +19,8 @@ from replay_fakes import (
     write_bag,
 )
 
-from multi_dnn_ros.bags import BagReader, BagWriter
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.summary import Summary
 
 

@@ -13,8 +13,9 @@ from replay_fakes import parsed, read_bag
 from std_msgs.msg import Header
 from two_heads import LABELS, exported, picture
 
-from multi_dnn_ros.bags import BagMessage, BagWriter
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.replay.bag_writer import BagWriter
+from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.ros.result_messages import class_names, image_message
 
 TOPIC = "/front/image_raw"

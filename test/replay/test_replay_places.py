@@ -32,16 +32,14 @@ def files(output: Path) -> dict[str, bytes]:
     return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("storage", ["mcap", pytest.param("sqlite3", marks=pytest.mark.long)])
 def test_two_outputs_are_equal_file_by_file(
     tmp_path: Path,
-    storage: str,
     fork_server: ForkServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recording = tmp_path / "recording"
-    write_road(recording, scenes(3), storage)
+    write_road(recording, scenes(3))
     (file,) = (file for file in recording.iterdir() if file.stem == "recording")
     file.write_bytes(file.read_bytes()[: file.stat().st_size * 3 // 4])
     outputs = []
@@ -55,7 +53,7 @@ def test_two_outputs_are_equal_file_by_file(
         (folder / "one.yaml").write_text(
             "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n"
         )
-        arguments = (bag, name, "--storage", storage, "--with-input", "--params-file", "one.yaml", "--device", "cpu")
+        arguments = (bag, name, "--with-input", "--params-file", "one.yaml", "--device", "cpu")
         if location == "here":
             replay(fork_server, folder, home, *arguments)
         else:  # once in this process

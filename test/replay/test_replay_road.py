@@ -16,9 +16,9 @@ from road_bag import CORRUPT, OBJECTS, PEOPLE, TOPIC, box_score, index_of, lane_
 from std_msgs.msg import String
 from tiny_exports import TinyMap, export
 
-from multi_dnn_ros.bags import BagMessage
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
+from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.training.scenes import Scene
 
 FRAMES = 12

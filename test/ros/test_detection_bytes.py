@@ -13,7 +13,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.bags.definitions import canonical
+from multi_dnn_ros.replay.message_definitions import canonical
 from multi_dnn_ros.ros import detection_bytes
 from multi_dnn_ros.ros.detection_bytes import published_detections, published_instances
 from multi_dnn_ros.ros.result_messages import detections_message

@@ -10,7 +10,7 @@ from typing import Any
 
 from multi_dnn_ros.common.reporting import distribution, provenance, table, write_json
 from multi_dnn_ros.engine.task import Result
-from multi_dnn_ros.replay.frame_order import FrameOutcome
+from multi_dnn_ros.replay.replay import FrameOutcome
 from multi_dnn_ros.replay.summary import Summary
 from multi_dnn_ros.vision.results import Lanes, boxes_of, results_by_name
 

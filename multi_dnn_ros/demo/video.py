@@ -7,21 +7,20 @@ from itertools import islice
 from pathlib import Path
 
 from rclpy.serialization import serialize_message
+from rclpy.time import Time
 from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagMessage
-from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.camera.playback import DEFAULT_RATE_HZ
-from multi_dnn_ros.camera.source import SourceImage
 from multi_dnn_ros.camera.sources import open_source
-from multi_dnn_ros.replay.stamps import nearest_time
+from multi_dnn_ros.replay.message_definitions import canonical
+from multi_dnn_ros.replay.storage_files import BagMessage
 
 _MSGTYPE = "sensor_msgs/msg/CompressedImage"
 
 
 class VideoMessages:
-    """The frames of a video as messages, as :class:`multi_dnn_ros.bags.BagReader` reads them.
+    """The frames of a video as messages, as :class:`multi_dnn_ros.replay.bag_reader.BagReader` reads them.
 
     path: a video, an image, or a folder of images. topic: topic of the messages, sensor_msgs/CompressedImage (JPEG).
     frame_id: frame_id of their headers. seconds: how much of the video is read, from its beginning; None: all of it.
@@ -46,8 +45,7 @@ class VideoMessages:
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
         """The frames in order. topics: ignored, as there is one topic only."""
         for number, item in enumerate(islice(self._source.items(), self._max_frames)):
-            assert isinstance(item, SourceImage)  # the CLI refuses recordings, which `multi-dnn replay` reads
             stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
-            header = Header(stamp=nearest_time(stamp_ns), frame_id=self._format.frame_id)
+            header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._format.frame_id)
             data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, self._format)))
             yield BagMessage(self._format.topic, _MSGTYPE, stamp_ns, data)

@@ -1,10 +1,11 @@
-"""Writes a rosbag2 recording that gets its name only once it is complete."""
+"""Writes a rosbag2 recording, by rosbags, that gets its name only once it is complete."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +13,11 @@ from rosbags.interfaces import Connection, Qos, QosDurability, QosHistory, QosLi
 from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
 from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
-from multi_dnn_ros.bags.definitions import definition
-from multi_dnn_ros.bags.partial_folder import PartialFolder
-from multi_dnn_ros.bags.storage_file import BagError
 from multi_dnn_ros.common.atomic_files import AtomicWriter
+from multi_dnn_ros.replay.message_definitions import definition
+from multi_dnn_ros.replay.storage_files import BagError
 
 Storage = Literal["mcap", "sqlite3"]
-_PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 #: Stem of the storage file. Independent of the folder's name, so that equal recordings have identical files; readers
 #: take the name from metadata.yaml.
 _STEM = "recording"
@@ -27,24 +26,16 @@ _SPECIAL_IN_A_URI = "?#%"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
 _NO_TIME = QosTime(0, 0)
 _LATCHED = Qos(
-    QosHistory.KEEP_LAST,
-    1,
-    QosReliability.RELIABLE,
-    QosDurability.TRANSIENT_LOCAL,
-    _NO_TIME,
-    _NO_TIME,
-    QosLiveliness.AUTOMATIC,
-    _NO_TIME,
-    False,
-)
+    QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, QosDurability.TRANSIENT_LOCAL, _NO_TIME, _NO_TIME,
+    QosLiveliness.AUTOMATIC, _NO_TIME, False,
+)  # fmt: skip
 
 
 class BagWriter(AtomicWriter):
     """A recording open for writing; a context manager.
 
-    It is written into a temporary folder next to `path`, which is renamed on close; an exception inside the `with`
-    block, or :meth:`discard`, removes it. If the process is killed, the next writer for `path` does. Its files depend
-    only on the written content, not on `path`, time, user or host.
+    It is written into a temporary folder beside `path`, which is renamed on close; an exception inside the `with`
+    block, or :meth:`discard`, removes it. Its files depend only on the written content, not on path, time or user.
     path: the folder to create. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
     Raises BagError if the path exists or is invalid for the storage, if its parent cannot be written, or,
     while writing, if the disk is full.
@@ -52,20 +43,18 @@ class BagWriter(AtomicWriter):
 
     def __init__(self, path: str | Path, storage: Storage = "mcap") -> None:
         self.path = Path(path)
-        if storage not in _PLUGINS:
-            raise BagError(f"storage is {storage!r}; it must be one of {', '.join(_PLUGINS)}")
         if self.path.exists():
             raise BagError(f"{self.path} already exists; nothing is overwritten")
-        absolute = self.path.absolute()  # mkdtemp returns an absolute path from Python 3.12 on
+        absolute = self.path.absolute()
         if storage == "sqlite3" and (special := next((c for c in str(absolute) if c in _SPECIAL_IN_A_URI), None)):
             raise BagError(f"cannot write {absolute}: the path of a sqlite3 recording must not contain {special!r}")
         self._connections: dict[str, Connection] = {}
-        self._folder: PartialFolder | None = None
+        self._folder: Path | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = PartialFolder(self.path)
+            absolute.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{absolute.name}.tmp-", dir=absolute.parent))
             # The rosbags writer names the storage file after its folder.
-            self._writer = Writer(self._folder.path / _STEM, version=9, storage_plugin=_PLUGINS[storage])
+            self._writer = Writer(self._folder / _STEM, version=9, storage_plugin=StoragePlugin[storage.upper()])
             if storage == "mcap":
                 self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
             self._writer.open()
@@ -73,14 +62,7 @@ class BagWriter(AtomicWriter):
             self._remove()
             if not isinstance(error, _WRITE_ERRORS):
                 raise
-            raise BagError(f"cannot write {self.path}: {error}") from error
-
-    @property
-    def partial(self) -> Path:
-        """Folder of the unfinished recording; files placed here become part of it."""
-        if self._folder is None:
-            raise BagError(f"{self.path} is closed")
-        return self._folder.path / _STEM
+            raise self._failure(error) from error
 
     def add_topic(self, topic: str, msgtype: str, *, latched: bool = False) -> None:
         """Declare a topic, so that it is listed even without messages.
@@ -96,16 +78,18 @@ class BagWriter(AtomicWriter):
                     topic, msgtype, msgdef=text, rihs01=type_hash, offered_qos_profiles=[_LATCHED] if latched else []
                 )
             except _WRITE_ERRORS as error:
-                raise BagError(f"cannot write {self.path}: {error}") from error
+                raise self._failure(error) from error
         elif known.msgtype != msgtype:
             raise BagError(f"topic {topic} of {self.path} has type {known.msgtype}; {msgtype} does not fit")
 
     def add_file(self, name: str, text: str) -> None:
         """Add a text file to the recording's folder."""
+        if self._folder is None:
+            raise BagError(f"{self.path} is closed")
         try:
-            (self.partial / name).write_text(text, encoding="utf-8")
+            (self._folder / _STEM / name).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise BagError(f"cannot write {self.path / name}: {error.strerror}") from error
+            raise self._failure(error) from error
 
     def write(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
         """Append a message. topic: a declared topic. stamp_ns: recording time. data: CDR bytes with header."""
@@ -114,33 +98,21 @@ class BagWriter(AtomicWriter):
         try:
             self._writer.write(self._connections[topic], stamp_ns, data)
         except _WRITE_ERRORS as error:
-            raise BagError(f"cannot write {self.path}: {error}") from error
+            raise self._failure(error) from error
 
     def close(self) -> None:
-        """Write the index and give the recording its name.
-
-        Raises BagError if the path exists by now, which names where the recording is instead.
-        """
+        """Write the index and give the recording its name. Raises BagError, also if the path exists by now."""
         if self._folder is None:
             return
         try:
             self._writer.close()
-            if self.path.exists():  # created by another process meanwhile; a rename could replace an empty folder
-                kept = self._free_path()
-                self.partial.rename(kept)
-                raise BagError(f"another process has created {self.path} meanwhile; this recording is {kept}")
-            self.partial.rename(self.path)
+            (self._folder / _STEM).rename(self.path)
         except _WRITE_ERRORS as error:
             with suppress(*_WRITE_ERRORS):  # close the storage file
                 self._writer.abort()
-            raise BagError(f"cannot write {self.path}: {error}") from error
+            raise self._failure(error) from error
         finally:
             self._remove()
-
-    def _free_path(self) -> Path:
-        """A path beside `path` that does not exist."""
-        candidates = (self.path.with_name(f"{self.path.name}-{number}") for number in count(2))
-        return next(candidate for candidate in candidates if not candidate.exists())
 
     def discard(self) -> None:
         """Close without keeping the recording."""
@@ -149,7 +121,10 @@ class BagWriter(AtomicWriter):
                 self._writer.abort()
             self._remove()
 
+    def _failure(self, error: BaseException) -> BagError:
+        return BagError(f"cannot write {self.path}: {error}")
+
     def _remove(self) -> None:
         if self._folder is not None:
-            self._folder.remove()
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -1,0 +1,232 @@
+"""One storage file of a recording: .mcap by the library of MCAP, .db3 by SQLite.
+
+Reading a damaged file ends after its last whole message; :attr:`StorageFile.damage` says why, and what repairs it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+from mcap.reader import SeekingReader
+from mcap.records import Channel, Message, Schema
+from mcap.stream_reader import StreamReader
+
+from multi_dnn_ros.common.error_text import summarize_error
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd
+else:
+    from backports import zstd as zstd
+
+#: Valid recording times: those that every storage format can hold.
+_TIMES_NS = range(2**63)
+#: Start of a message that the recorder compressed individually; CDR starts with a zero.
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+#: Longest record of an .mcap file. Recorders write chunks of about a MiB, or of one larger message.
+_MAX_RECORD_BYTES = 1 << 30
+
+
+class BagError(ValueError):
+    """A recording cannot be read or written; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class BagTopic:
+    """A topic of a recording. count: number of messages according to the file's index, or counted if there is none."""
+
+    name: str
+    msgtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class BagMessage:
+    """One recorded message. stamp_ns: when it was recorded. data: CDR bytes with their 4-byte header."""
+
+    topic: str
+    msgtype: str
+    stamp_ns: int
+    data: bytes
+
+
+class StorageFile(ABC):
+    """A file open for reading. topics: its topics. damage: what is damaged; empty if nothing was found so far.
+
+    Raises BagError if nothing in the file can be read.
+    """
+
+    _REPAIR: ClassVar[str]
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.damage = ""
+        try:
+            self.topics = self._open(path)
+        except Exception as error:  # the libraries raise arbitrary errors for damaged bytes
+            self.close()
+            raise BagError(f"{path}: {self._text(error)}") from error
+
+    def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
+        """The whole messages on `topics` before the first damaged byte, by time; in the order of the file if it has no
+        index.
+        """
+        missing = sum(topic.count for topic in self.topics if topic.name in topics)
+        try:
+            for message in self._read(topics):
+                checked = _checked(message)
+                missing -= 1
+                yield checked
+        except Exception as error:  # as above; an error of the caller does not arrive here
+            self.damage = self._text(error)
+        else:
+            if missing > 0 and not self.damage:
+                self.damage = f"{missing} messages that its index lists are missing; {self._REPAIR}"
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+
+    @abstractmethod
+    def _open(self, path: Path) -> list[BagTopic]: ...
+
+    @abstractmethod
+    def _read(self, topics: Collection[str]) -> Iterator[BagMessage]: ...
+
+    def _text(self, error: Exception) -> str:
+        return f"truncated or damaged ({summarize_error(error)}); {self._REPAIR}"
+
+
+class McapFile(StorageFile):
+    """An .mcap file. One without a usable summary, as a killed recorder leaves it, is read from begin to end, and once
+    before that to count its messages.
+    """
+
+    _REPAIR = "repair: mcap recover"
+
+    def close(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _open(self, path: Path) -> list[BagTopic]:
+        self._file = path.open("rb")
+        self._reader = SeekingReader(self._file, validate_crcs=True, record_size_limit=_MAX_RECORD_BYTES)
+        topics = self._indexed_topics()
+        self._has_index = topics is not None
+        if topics is not None:
+            return topics
+        counts: Counter[tuple[str, str]] = Counter()
+        try:
+            for message in self._scan():
+                counts[message.topic, message.msgtype] += 1
+        except Exception as error:
+            if not counts:
+                raise
+            self.damage = self._text(error)
+        return [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
+
+    def _indexed_topics(self) -> list[BagTopic] | None:
+        """The topics in the summary at the end of the file; None if it is damaged or incomplete."""
+        try:
+            summary = self._reader.get_summary()
+        except Exception:  # then reading finds out where the damage begins
+            return None
+        if summary is None or summary.statistics is None or not summary.chunk_indexes:
+            return None
+        counts = summary.statistics.channel_message_counts
+        if not counts.keys() <= summary.channels.keys():
+            return None
+        return [
+            BagTopic(channel.topic, _mcap_type(channel, summary.schemas.get(channel.schema_id)), counts.get(number, 0))
+            for number, channel in summary.channels.items()
+        ]
+
+    def _read(self, topics: Collection[str]) -> Iterator[BagMessage]:
+        if not self._has_index:
+            yield from (message for message in self._scan() if message.topic in topics)
+            return
+        for schema, channel, message in self._reader.iter_messages(topics):
+            yield BagMessage(channel.topic, _mcap_type(channel, schema), message.log_time, message.data)
+
+    def _scan(self) -> Iterator[BagMessage]:
+        """All messages in the order of the file."""
+        self._file.seek(0)
+        schemas: dict[int, Schema] = {}
+        channels: dict[int, Channel] = {}
+        for record in StreamReader(self._file, validate_crcs=True, record_size_limit=_MAX_RECORD_BYTES).records:
+            if isinstance(record, Schema):
+                schemas[record.id] = record
+            elif isinstance(record, Channel):
+                channels[record.id] = record
+            elif isinstance(record, Message):
+                channel = channels[record.channel_id]
+                msgtype = _mcap_type(channel, schemas.get(channel.schema_id))
+                yield BagMessage(channel.topic, msgtype, record.log_time, record.data)
+
+
+class SqliteFile(StorageFile):
+    """A .db3 file. One with a log beside it, as a killed recorder leaves it, is read from a copy, because SQLite writes
+    into the folder of such a database.
+    """
+
+    _REPAIR = "repair: sqlite3 FILE .recover"
+
+    def close(self) -> None:
+        if hasattr(self, "_database"):
+            self._database.close()
+        if hasattr(self, "_folder"):
+            self._folder.cleanup()
+
+    def _open(self, path: Path) -> list[BagTopic]:
+        logs = [log for kind in ("wal", "journal") if (log := path.with_name(f"{path.name}-{kind}")).is_file()]
+        options = "mode=ro&immutable=1"
+        if any(log.stat().st_size for log in logs):
+            self._folder = TemporaryDirectory(prefix="multi_dnn_ros_")
+            for file in (path, *logs):
+                shutil.copyfile(file, Path(self._folder.name) / file.name)
+            path, options = Path(self._folder.name) / path.name, "mode=rw"
+        self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, check_same_thread=False)
+        counts = dict(self._database.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"))
+        rows = self._database.execute("SELECT id, name, type, serialization_format FROM topics ORDER BY id")
+        self._topics = {
+            number: BagTopic(name, cdr_type(msgtype, encoding), counts.get(number, 0))
+            for number, name, msgtype, encoding in rows
+        }
+        return list(self._topics.values())
+
+    def _read(self, topics: Collection[str]) -> Iterator[BagMessage]:
+        numbers = [number for number, topic in self._topics.items() if topic.name in topics]
+        marks = ", ".join("?" * len(numbers))
+        rows = self._database.execute(
+            f"SELECT topic_id, timestamp, data FROM messages WHERE topic_id IN ({marks}) ORDER BY timestamp, id",
+            numbers,
+        )
+        for number, stamp_ns, data in rows:
+            topic = self._topics[number]
+            yield BagMessage(topic.name, topic.msgtype, stamp_ns, data)
+
+
+def cdr_type(msgtype: str, encoding: str) -> str:
+    """The type of a topic whose messages have this encoding: only CDR messages are ROS messages of that type."""
+    return msgtype if encoding == "cdr" else f"{msgtype} in {encoding or 'no encoding'}"
+
+
+def _mcap_type(channel: Channel, schema: Schema | None) -> str:
+    return cdr_type("" if schema is None else schema.name, channel.message_encoding)
+
+
+def _checked(message: BagMessage) -> BagMessage:
+    """The message, decompressed. Raises BagError if its time is out of range, and errors of zstd."""
+    if message.stamp_ns not in _TIMES_NS:
+        raise BagError(f"message on {message.topic} has recording time {message.stamp_ns} ns, which is out of range")
+    if not message.data.startswith(_ZSTD_MAGIC):
+        return message
+    return BagMessage(message.topic, message.msgtype, message.stamp_ns, zstd.decompress(message.data))
