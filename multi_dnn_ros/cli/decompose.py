@@ -187,9 +187,8 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
 
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.pipeline.calibration import calibration_images
-    from multi_dnn_ros.training.data import DataRequest, open_data
-    from multi_dnn_ros.training.datasets import framed
-    from multi_dnn_ros.training.parts import evenly_spaced
+    from multi_dnn_ros.training.data import DataRequest, evenly_spaced, open_data
+    from multi_dnn_ros.training.samples import framed
     from multi_dnn_ros.training.trainable import make_trainable
 
     generated = args.data.partition(":")[0] == "road"
@@ -206,7 +205,7 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
         frames = [rows.read(index)["image"] for index in evenly_spaced(_MAX_IMAGES, len(rows))]
     else:
         found = calibration_images("" if generated else args.data)
-        frames = [torch.from_numpy(framed(image.numpy(), network.framing)) for image in found]
+        frames = [framed(image.numpy(), network.framing) for image in found]
     return [(network.inputs(frame[None].float() / 255.0),) for frame in frames]
 
 

@@ -189,7 +189,6 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
     ("arguments", "missing", "needs", "extra"),
     [
         (DECOMPOSE, "tensorly", "decompose needs tensorly", "offline"),
-        (DECOMPOSE, "tensorly", "decompose needs tensorly", "offline"),
         ([*DECOMPOSE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (EVALUATE, "pycocotools", "evaluate needs pycocotools", "offline"),
         ([*EVALUATE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
