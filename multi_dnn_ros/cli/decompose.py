@@ -183,7 +183,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor, ...]]:
     """At most _MAX_IMAGES images of --data, each as inputs of one inference."""
-    import torch
 
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.pipeline.calibration import calibration_images
