@@ -8,11 +8,8 @@ from typing import Any
 import torch
 
 
-def autocast(device: torch.device, precision: str, *, cache: bool = True) -> AbstractContextManager[Any]:
-    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32.
-
-    cache: whether a weight that is used twice is cast once.
-    """
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     enabled = precision != "fp32" and device.type == "cuda"
-    return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache)
+    return torch.autocast(device.type, dtype=dtype, enabled=enabled)
