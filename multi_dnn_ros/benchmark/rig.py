@@ -22,11 +22,10 @@ from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.benchmark.cameras import CameraPlan, record_drive
+from multi_dnn_ros.benchmark import cameras as camera_process
+from multi_dnn_ros.benchmark.cameras import CameraPlan, write_messages
 from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_parameters, reported_results, streams_of
-from multi_dnn_ros.benchmark.process_tree import ProcessTree
-from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler, append_node_sample
-from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
+from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts, ResourceSampler
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.replay.message_definitions import message_class
@@ -53,7 +52,7 @@ class ProcessEnded(CommandError):
 class Rig:
     """Context manager that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually.
 
-    folder: for logs and the parameter file. recordings: temporary bags that the cameras publish. Everything runs in a
+    folder: for logs and the parameter file. Everything runs in a
     reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
     DNN is left without a camera, or a camera without a DNN. If a DNN has several results, the first is observed.
     `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin`
@@ -75,10 +74,8 @@ class Rig:
         self.reports = 0
         self.reported_s = 0.0  # time of the latest report, system clock
         self.cameras: dict[str, Child] = {}
-        self.rates_hz: dict[str, float] = {}
         self.sample_s = 1.0
         self.node: Child
-        self.servers: list[Child] = []  # the node, or what is measured in its place
         self.logs: list[Path] = []  # of all processes that were started
         self._seed = seed
         self._stack = ExitStack()
@@ -103,7 +100,7 @@ class Rig:
 
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
+        self._images = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_images_")))
         parameters = self.folder / "parameters.yaml"
         parameters.write_text(
             yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(self.config)}}), encoding="utf-8"
@@ -125,12 +122,13 @@ class Rig:
             )
         ]
         with self._interrupts.deferred():
-            self.start_servers(parameters)
-        read = ProcessTree(self.node.pid).sample
-        self._sampler = ResourceSampler(lambda: append_node_sample(self.samples, read))
+            child = Child("node", ["run", "--params-file", str(parameters)], self._log("node"), self._environment)
+            self.node = self._stack.enter_context(child)
+        self.processes = ProcessTree(self.node.pid)
+        self._sampler = ResourceSampler(self._sample)
         self._stack.callback(self._sampler.close)
         for plan in self.plans.values():  # the node is being configured meanwhile
-            record_drive(self.recordings / plan.name, plan, self._seed)
+            write_messages(self._images / plan.name, plan, self._seed)
         if not self.until(self.serves, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         # Only now: the kind of a result, and with it the topic, may be determined by the model.
@@ -142,39 +140,22 @@ class Rig:
             raise CommandError(f"not every result topic of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
 
-    def start_servers(self, parameters: Path) -> None:
-        """Start the node; a subclass measures something else in its place."""
-        self.node = self.start_server("node", ["run", "--params-file", str(parameters)])
-
-    def start_server(self, name: str, arguments: Sequence[str], module: str = "multi_dnn_ros.cli.main") -> Child:
-        """Start a process other than a camera; see Child. It ends with the rig."""
-        with self._interrupts.deferred():
-            child = Child(name, arguments, self._log(name), self._environment, module)
-            self.servers.append(self._stack.enter_context(child))
-        return child
-
     def serves(self) -> bool:
         """Whether the node is active. Raises CommandError if configuring failed: the node then stays unconfigured."""
         if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
             raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
         return self.value("node", "state") == "active"
 
-    def start_camera(self, name: str, rate_hz: float | None = None, recording: Path | None = None) -> None:
+    def start_camera(self, name: str, rate_hz: float | None = None) -> None:
         """Start or restart the process of a camera; a running one is stopped first."""
         self.stop_camera(name)
         plan = self.plans[name]
-        self.rates_hz[name] = rate_hz or plan.rate_hz
         self._started += 1
-        source = recording or self.recordings / plan.name
-        arguments = [
-            *("camera", str(source), "--camera", name, "--topic", plan.topic, "--loop"),
-            *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
-        ]
-        if plan.phase_ms is not None:
-            arguments += ["--phase", f"{plan.phase_ms:g}"]
+        arguments = camera_process.arguments(self._images / name, plan, rate_hz or plan.rate_hz)
         log = self._log(f"camera_{name}_{self._started}")
         with self._interrupts.deferred():
-            self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
+            child = Child(f"camera {name}", arguments, log, self._environment, camera_process.__name__)
+            self.cameras[name] = self._stack.enter_context(child)
 
     def start_cameras(self) -> None:
         """Start all cameras, and wait until every DNN that is switched on has produced a result for each."""
@@ -248,13 +229,17 @@ class Rig:
         return int(self.statuses.get(status, {}).get("level", -1))
 
     def accounts(self) -> dict[Stream, dict[str, Any]]:
-        """offered, published, pending and dropped (by reason, without zeros) of every stream; latest report."""
+        """The counts of every stream in the latest report: offered, published, pending and dropped (by reason, without
+        zeros). received: images that the camera's subscription received. observed: results that arrived here.
+        """
         accounts = {}
         for dnn, camera in self.streams:
             values = self.statuses.get(f"{dnn} on {camera}", {})
             dropped = {m[1]: int(v) for k, v in values.items() if (m := _REASON.match(k)) and int(v)}
             counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
-            accounts[dnn, camera] = {**counts, "dropped": dropped}
+            received = int(self.value(f"camera {camera}", "received") or 0)
+            observed = len(self.receipts.get((dnn, camera), ()))
+            accounts[dnn, camera] = {**counts, "dropped": dropped, "received": received, "observed": observed}
         return accounts
 
     @property
@@ -283,9 +268,13 @@ class Rig:
         self.logs.append(self.folder / f"{name}.log")
         return self.logs[-1]
 
+    def _sample(self) -> None:
+        gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)
+        self.samples.append(self.processes.sample(gpu_bytes))
+
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)
-        for child in (*self.servers, *self.cameras.values()):
+        for child in (self.node, *self.cameras.values()):
             if child.exit_code() is not None:
                 raise ProcessEnded(
                     f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"

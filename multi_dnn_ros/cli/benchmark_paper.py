@@ -35,7 +35,7 @@ multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp -
 _EXTRA_FILES = "tables (.md) and plots (.png) beside it"
 
 
-def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
+def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare paper."""
     from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 

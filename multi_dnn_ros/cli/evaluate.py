@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from multi_dnn_ros.planning.timing import Target
-    from multi_dnn_ros.training.data import Data, Rows
+    from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.operating_points import OperatingPoint
+    from multi_dnn_ros.training.samples import Rows
     from multi_dnn_ros.training.trainable import Trainable
 
 _DETAILS = f"""\
@@ -58,7 +59,7 @@ multi-dnn evaluate builtin:object --data road --served --precision fp16 --device
 multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
 multi-dnn evaluate people.onnx --labels person --data coco:coco
 multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
-multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data drive:my_drives
+multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data lanes:my_lanes
 """
 
 
@@ -156,12 +157,10 @@ def _target(args: argparse.Namespace, network: Trainable) -> Target:
 
 def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ...]]:
     """Inputs of the network made from the images of a folder, as for scoring."""
-    import torch
-
     from multi_dnn_ros.pipeline.calibration import calibration_images
-    from multi_dnn_ros.training.datasets import framed
+    from multi_dnn_ros.training.samples import framed
 
-    frames = (torch.from_numpy(framed(image.numpy(), network.framing)) for image in calibration_images(folder))
+    frames = (framed(image.numpy(), network.framing) for image in calibration_images(folder))
     return [(network.inputs(frame[None].float() / 255.0),) for frame in frames]
 
 
@@ -219,7 +218,7 @@ def _cost(network: Trainable) -> dict[str, Any]:
 def _scores(args: argparse.Namespace, network: Trainable, data: Data, module: nn.Module, name: str) -> dict[str, float]:
     from multi_dnn_ros.training.metrics import NoTruth
     from multi_dnn_ros.training.retrain import check_labels
-    from multi_dnn_ros.training.setup import score_rows
+    from multi_dnn_ros.training.scoring import score_rows
     from multi_dnn_ros.vision.results import OutputError
 
     check_labels(network, data)
@@ -257,8 +256,8 @@ def _points(
 def _rows(args: argparse.Namespace, data: Data) -> Rows:
     """The test part of the data, or --limit images of it."""
     from multi_dnn_ros.training.checks import report_unusable
-    from multi_dnn_ros.training.data import SomeRows
-    from multi_dnn_ros.training.parts import evenly_spaced
+    from multi_dnn_ros.training.data import evenly_spaced
+    from multi_dnn_ros.training.samples import SomeRows
 
     rows = data.part("test")
     report_unusable(data.name, rows)

@@ -29,8 +29,9 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.pipeline.tiles_check import check_tiles
     from multi_dnn_ros.training.comparison import JSON_NAME
-    from multi_dnn_ros.training.configured_scores import score_dnn, scored_labels
-    from multi_dnn_ros.training.whole_images import whole_images
+    from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
+    from multi_dnn_ros.training.data import evenly_spaced
+    from multi_dnn_ros.training.samples import SomeRows
     from multi_dnn_ros.vision.results import OutputError
 
     if args.report is not None:
@@ -41,16 +42,18 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     check_tiles(dnn, config.dnns[name])
     results: list[dict[str, Any]] = []
     # Open all data first, so that a mistake in the last --data is reported before the others are scored.
-    for images in [whole_images(data, scored_labels(dnn), args.scenes, args.limit) for data in args.data]:
+    sets = [open_images(data, scored_labels(dnn), args.scenes) for data in args.data]
+    for data, images in [(data, data.part("test")) for data in sets]:
+        rows = SomeRows(images, evenly_spaced(args.limit or len(images), len(images)))
         try:
-            found = score_dnn(dnn, images, device)
+            found = score_dnn(dnn, data, rows, device)
         except OutputError as error:
-            raise CommandError(f"dnn.{name} cannot be scored on {images.name}: {error}") from None
+            raise CommandError(f"dnn.{name} cannot be scored on {data.name}: {error}") from None
         for result, scores in found.items():
-            entry = {"result": result, "data": images.name, "images": images.count}
+            entry = {"result": result, "data": data.name, "images": len(rows)}
             results.append({**entry, **({"reason": scores} if isinstance(scores, str) else {"scores": scores})})
-    rows = [(row["result"], row["data"], str(row["images"]), _text(row)) for row in results]
-    print(table(("result", "data", "images", "scores"), rows))
+    lines = [(row["result"], row["data"], str(row["images"]), _text(row)) for row in results]
+    print(table(("result", "data", "images", "scores"), lines))
     if args.report is not None:
         settings = config.dnns[name]
         about = {"dnn": name, "model": settings.model, "crop": list(settings.crop), "tiles": settings.tiles}

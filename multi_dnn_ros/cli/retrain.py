@@ -45,7 +45,7 @@ Several processes, on several GPUs or on a CPU:
 """
 _EXAMPLES = """\
 multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
-multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
+multi-dnn retrain lane.safetensors --output better.safetensors --data road --data lanes:my_lanes --teacher builtin:lane
 multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --teacher big.safetensors
 multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
 multi-dnn retrain people.pt2 --labels person --data coco:coco --output better.pt2 --lr 1e-4
@@ -81,9 +81,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
     add("--batch-size", type=positive, default=64, metavar="N",
         help="images per step, over all processes together (default: %(default)s)")  # fmt: skip
-    add("--batch-norm", choices=("auto", "global", "local"), default="auto",
-        help="with several processes: global normalizes over the whole batch, local over the images of each process; "
-        "auto is global if a process has fewer than 16 images (default: %(default)s)")  # fmt: skip
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer (default: %(default)s)")
     add("--lr", type=positive_float, default=1e-3, metavar="X",
         help="maximum learning rate; it decays to zero along a cosine (default: %(default)s)")  # fmt: skip
@@ -93,7 +90,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--label-smoothing", type=fraction, default=0.1, metavar="X",
         help="for classifiers: label smoothing, 0..1 (default: %(default)s)")  # fmt: skip
     add("--mix", type=fraction, default=0.0, metavar="X",
-        help="for classifiers: fraction of the images that CutMix combines with others, 0..1; useful in long training "
+        help="for classifiers: fraction of the batches in which CutMix combines images, 0..1; useful in long training "
         "(default: %(default)s)")  # fmt: skip
     add("--average", type=fraction, default=0.999, metavar="X",
         help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
@@ -159,9 +156,9 @@ def run(args: argparse.Namespace) -> int:
         result = retrain(
             student, usable, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
             teacher_weight=args.teacher_weight, checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every,
-            batch_norm=args.batch_norm, progress=not args.quiet, say=say,
+            progress=not args.quiet, say=say,
         )  # fmt: skip
-        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight, args.batch_norm, student.loss)
+        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight, student.loss)
     if first:
         training = {**chosen, **result.provenance()}
         _write(args, student, sets[0].labels, training)

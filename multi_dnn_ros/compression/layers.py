@@ -103,12 +103,6 @@ class Layer:
         inputs = [_singular_values(group.swapaxes(0, 1).reshape(group.shape[1], -1)) for group in groups]
         return inputs, outputs
 
-    @property
-    def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(rows, columns) of one group's unfolding along inputs and along outputs."""
-        inputs, outputs = self.channels
-        return (inputs, outputs * self.kernel), (outputs, inputs * self.kernel)
-
     def describe(self) -> str:
         """Type, channels and geometry, one word each; equal for layers that take equal time."""
         module: Any = self.module

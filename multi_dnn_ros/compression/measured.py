@@ -8,13 +8,14 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from multi_dnn_ros.compression.layers import Layer
 from multi_dnn_ros.compression.ranks import Choice, RankPolicy, ReportProgress, Rounding, plan_of
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan, empty_chain
-from multi_dnn_ros.planning.timing import Target, TimingCache, compare
+from multi_dnn_ros.planning.timing import Target, compare
 
 LayerPlan = TuckerPlan | SvdPlan
 #: Signature of timing.compare; a parameter, so that tests can replace it.
@@ -64,12 +65,13 @@ class Measured:
     network: nn.Module
     input_shape: tuple[int, ...]
     rounding: Rounding = field(default_factory=Rounding)
-    cache: TimingCache = field(default_factory=lambda: TimingCache(None))
     instances: int = 2
     margin: float = 0.03
     compare: Compare = compare
     whole: list[NetworkTime] = field(default_factory=list)
     accepted: list[NetworkTime] = field(default_factory=list)
+    #: Times of layers that are alike, so that each kind is timed once.
+    _known: dict[tuple[Any, ...], list[float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.margin < 1.0:
@@ -109,16 +111,11 @@ class Measured:
         """Milliseconds of the original layer and of each plan, over all calls of an inference."""
         totals = [0.0] * (len(plans) + 1)
         for shape, _ in layer.calls:
-            where = f"{layer.describe()} | {'x'.join(map(str, (self.target.batch, *shape[1:])))} | {self.target.name()}"
-            keys = [f"{what} | {where}" for what in ("as it is", *map(describe_plan, plans))]
-            known = [self.cache.get(key) for key in keys]
-            if any(ms is None for ms in known):  # then all are timed, so that the conditions are the same
+            key = (layer.describe(), shape[1:], tuple(plans))
+            if key not in self._known:
                 modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
-                found = self.compare(modules, shape, self.target, (1,))[1]
-                self.cache.put(dict(zip(keys, found, strict=True)))
-            else:
-                found = [ms for ms in known if ms is not None]
-            totals = [total + ms for total, ms in zip(totals, found, strict=True)]
+                self._known[key] = self.compare(modules, shape, self.target, (1,))[1]
+            totals = [total + ms for total, ms in zip(totals, self._known[key], strict=True)]
         return totals
 
     def _never_slower(self, choices: dict[str, Choice], gains: dict[str, float]) -> dict[str, Choice]:

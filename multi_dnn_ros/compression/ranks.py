@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from multi_dnn_ros.compression.evbmf import evbmf_rank
 from multi_dnn_ros.compression.layers import Layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan
 
@@ -111,7 +110,11 @@ class Ratio:
         _check_fraction("ratio", self.ratio)
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        return _choose_each(layers, progress, self._choice)
+        choices = {}
+        for layer in candidates(layers):
+            choices[layer.name] = self._choice(layer)
+            progress()
+        return choices
 
     def _choice(self, layer: Layer) -> Choice:
         inputs, outputs = layer.channels
@@ -123,48 +126,8 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Energy:
-    """In each unfolding, the smallest rank that keeps a given fraction of the energy (sum of squares)."""
-
-    energy: float
-    rounding: Rounding = Rounding()
-
-    def __post_init__(self) -> None:
-        _check_fraction("energy", self.energy)
-
-    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        return _choose_each(layers, progress, self._choice)
-
-    def _choice(self, layer: Layer) -> Choice:
-        ranks = []
-        for values in layer.unfoldings:
-            lost = tail_energy(values)
-            ranks.append(int(np.argmax(lost <= 1.0 - self.energy + 1e-12)))
-        return choice_of(layer, *_rounded_up(layer, (ranks[0], ranks[1]), self.rounding))
-
-
-@dataclass(frozen=True)
-class Evbmf:
-    """Ranks estimated by EVBMF, see :mod:`.evbmf`: singular values beyond them are noise. A grouped convolution gets
-    the largest rank of its groups.
-    """
-
-    rounding: Rounding = Rounding()
-
-    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        return _choose_each(layers, progress, self._choice)
-
-    def _choice(self, layer: Layer) -> Choice:
-        found = [
-            max(evbmf_rank(values, *side) for values in groups)
-            for groups, side in zip(layer.unfoldings, layer.sides, strict=True)
-        ]
-        return choice_of(layer, *_rounded_up(layer, (found[0], found[1]), self.rounding))
-
-
-@dataclass(frozen=True)
 class Budget:
-    """Reduce the network's MACs by a fraction at minimum reconstruction error.
+    """Reduce the network's MACs by a fraction at minimum error of the weights.
 
     Each pair of ranks of a layer costs a number of MACs and keeps a share of the energy (sum of squares) in each of the
     two unfoldings. Layers run one after another, so the kept shares are multiplied: the error is the sum of their
@@ -257,25 +220,6 @@ def _thinned(ranks: list[int]) -> list[int]:
     """At most _MAX_RANKS of the ranks, evenly spaced, including the first and the last."""
     indices = np.unique(np.linspace(0, len(ranks) - 1, min(_MAX_RANKS, len(ranks))).round().astype(int))
     return [ranks[index] for index in indices]
-
-
-def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tuple[int, int]:
-    """`ranks` rounded up to allowed ranks: rounding down would remove singular values that the policy keeps."""
-    inputs, outputs = layer.channels
-    if isinstance(layer.module, nn.Linear):
-        inputs = outputs = min(inputs, outputs)
-    aligned = [-(-rank // rounding.alignment) * rounding.alignment for rank in ranks]
-    return rounding.rank(aligned[0], inputs), rounding.rank(aligned[1], outputs)
-
-
-def _choose_each(
-    layers: Sequence[Layer], progress: ReportProgress, choose: Callable[[Layer], Choice]
-) -> dict[str, Choice]:
-    choices = {}
-    for layer in candidates(layers):
-        choices[layer.name] = choose(layer)
-        progress()
-    return choices
 
 
 def _check_fraction(name: str, value: float) -> None:

@@ -11,7 +11,7 @@ from multi_dnn_ros.common.reporting import write_figure, write_json, write_text
 from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
 
-JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
+JSON_NAME, MARKDOWN_NAME, PLOT_NAME = "report.json", "report.md", "layers.png"
 _BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"
 #: Maximum number of layers in the per-layer plot; the largest are shown.
 _SHOWN = 60
@@ -59,12 +59,11 @@ def summary(
 
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
-    """Write JSON, Markdown and both plots atomically into `folder`, which is created."""
+    """Write JSON, Markdown and a plot atomically into `folder`, which is created."""
     write_json(folder / JSON_NAME, content)
     write_text(folder / MARKDOWN_NAME, markdown(content))
-    _plot_summary(folder / SUMMARY_PLOT, content)
-    _plot_layers(folder / LAYER_PLOT, content)
-    return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT)]
+    _plot_layers(folder / PLOT_NAME, content)
+    return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, PLOT_NAME)]
 
 
 def totals(content: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -99,7 +98,6 @@ def markdown(content: Mapping[str, Any]) -> str:
         lines += ["", f"Latency: medians of the same run, alternating, on {content['target']}."]
     layers = content["layers"]
     decomposed = [layer for layer in layers if layer["fate"] == "decomposed"]
-    lines += ["", f"![before and after]({SUMMARY_PLOT})"]
     lines += ["", f"## Layers: {len(decomposed)} of {len(layers)} decomposed", ""]
     rows = [
         (
@@ -112,8 +110,8 @@ def markdown(content: Mapping[str, Any]) -> str:
         )
         for layer in layers
     ]
-    lines += _table(("layer", "type", "result", "MMACs before", "MMACs after", "relative weight error"), rows)
-    lines += ["", f"![layers]({LAYER_PLOT})"]
+    lines += _table(("layer", "type", "result", "MMACs before", "MMACs after", "relative error"), rows)
+    lines += ["", f"![layers]({PLOT_NAME})"]
     if measured := [layer for layer in layers if layer["measured"]]:
         lines += ["", "## Measured times", ""]
         lines += _table(("layer", "times"), [(f"`{layer['name']}`", layer["measured"]) for layer in measured])
@@ -135,30 +133,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _cut(before: int, after: int) -> float:
     return 1.0 - after / before if before else 0.0
-
-
-def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
-    with optional("a picture"):
-        from matplotlib.figure import Figure
-
-    rows = [(name, 1.0 - content[key]["cut"]) for key, name in (("macs", "MACs"), ("parameters", "parameters"))]
-    rows += [
-        (f"latency x{entry['instances']}", entry["decomposed_ms"] / entry["original_ms"])
-        for entry in content["latency_ms"]
-    ]
-    figure = Figure(figsize=(1.8 + 1.2 * len(rows), 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    positions = range(len(rows))
-    axes.bar([position - 0.2 for position in positions], [1.0] * len(rows), 0.4, color=_BEFORE, label="original")
-    bars = axes.bar([position + 0.2 for position in positions], [share for _, share in rows], 0.4, color=_AFTER,
-                    label="decomposed")  # fmt: skip
-    axes.bar_label(bars, labels=[f"{share:.2f}" for _, share in rows], padding=2, fontsize=8)
-    axes.set_xticks(list(positions), [name for name, _ in rows])
-    axes.set_ylabel("share of the original")
-    axes.set_title(content["model"], fontsize=10)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)
-    write_figure(path, figure)
 
 
 def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:

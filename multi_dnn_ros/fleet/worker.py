@@ -24,16 +24,16 @@ from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batch_norm import with_global_batch_norm
-from multi_dnn_ros.training.batches import Batch
+from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import check_data
 from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate, set_training
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.retrain import check_labels
-from multi_dnn_ros.training.setup import make_batches, score_rows
+from multi_dnn_ros.training.samples import Batch
+from multi_dnn_ros.training.scoring import score_rows
 from multi_dnn_ros.training.trainable import make_trainable
-from multi_dnn_ros.training.transfers import HostCopy
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class JobWorker:
         self._data = check_data(opened, progress=False, selects_epoch=False)
         self._network = trainable.network.to(self._device)
         with_global_batch_norm(self._network)  # so that the number of units does not affect the result
-        self._batches = make_batches(
+        self._batches = Batches(
             [self._data.part("train")], trainable.task, trainable.inputs, job.global_batch, job.seed, self._device
         )
         if self._batches.batch_size < job.global_batch:
@@ -180,9 +180,6 @@ class JobWorker:
         )  # fmt: skip
 
     def _step(self) -> None:
-        """On a GPU this returns when the host has read the loss, while the GPU still updates the weights and prepares
-        the next batch. So the time from one return to the next is that of a whole step.
-        """
         batch = self._next if self._next is not None else next(self._stream)
         # For dropout: different random numbers in each process, and the same ones when a step is repeated.
         torch.manual_seed((self.job.seed * 1_000_003 + self._done) * 11 + self._tenths[0])
@@ -195,12 +192,12 @@ class JobWorker:
         loss = self._loss(outputs, batch) * (part * distributed.world())
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        exchanged = HostCopy(distributed.mean(loss.detach()).reshape(1))
+        exchanged = distributed.mean(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._weights, self._schedule.clip)
         self._optimizer.step()
-        # Before the loss is read: the GPU would be idle if the host prepared the next batch only then.
+        # Before the loss is read: the GPU would be idle if the host fetched the next batch only then.
         self._next = next(self._stream) if self._done + 1 < self._total else None
-        (value,) = exchanged.values()
+        value = float(exchanged)
         if not math.isfinite(value):
             raise TrainingError(f"step {self._done + 1}: the loss is {value}; lower lr = {self.job.lr} or check data")
         self._losses.append(value)

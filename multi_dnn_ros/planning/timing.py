@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +16,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Stage, run_stages
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.backends.registry import BACKENDS, library_version
-from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
-from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.cut import cut_module, untraced_stage
 from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 
@@ -170,47 +165,3 @@ def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
         part.training = False  # eval() raises for exported programs
     (job,) = cut_module(copied, inputs, 1, fold_batch_norm=True)
     return job
-
-
-class TimingCache:
-    """Milliseconds by module and target, in a JSON file that is written atomically.
-
-    An invalid or unreadable file is logged and ignored.
-    """
-
-    _FORMAT = "multi_dnn_ros timings 1"
-
-    def __init__(self, path: Path | None) -> None:
-        """path: None keeps the times in memory only."""
-        self._path = path
-        self._times: dict[str, float] = _read(path, self._FORMAT) if path is not None and path.exists() else {}
-
-    def get(self, key: str) -> float | None:
-        return self._times.get(key)
-
-    def put(self, times: dict[str, float]) -> None:
-        """Add times and write the file. If it cannot be written, logs a warning and keeps the times in memory."""
-        self._times.update(times)
-        if self._path is None:
-            return
-        try:
-            with atomic_write(self._path) as temporary:
-                temporary.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
-        except OSError as error:
-            log.warning("timings are not cached: %s cannot be written: %s", self._path, error)
-
-
-def default_cache() -> Path:
-    """Default file for timings."""
-    return cache_folder() / "timings.json"
-
-
-def _read(path: Path, expected: str) -> dict[str, float]:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.get("format") != expected:
-            raise ValueError("not a file of timings")
-        return {str(key): float(ms) for key, ms in content["ms"].items() if 0.0 < float(ms) < 1e9}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("timings in %s are not used: %s", path, error)
-        return {}

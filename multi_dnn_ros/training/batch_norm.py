@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -15,9 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 log = logging.getLogger(__name__)
 
-#: Values of the option. auto: global if a process has fewer than SMALL_BATCH images of each batch.
-BATCH_NORMS = ("auto", "global", "local")
-SMALL_BATCH = 16
+#: The layers that are replaced. Subclasses are not, because their forward pass may do more than normalize.
+_REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class GlobalBatchNorm(_BatchNorm):
@@ -63,10 +60,6 @@ class GlobalBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, factor)
 
 
-#: The layers that are replaced. Subclasses are not, because their forward pass may do more than normalize.
-_REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
 def with_global_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Replace all batch normalization layers of `network` in place; their weights and statistics stay.
 
@@ -84,25 +77,3 @@ def with_global_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.
         log.warning("%d layers of class %s normalize over the images of one process: only PyTorch's are replaced",
                     count, name)  # fmt: skip
     return replaced
-
-
-@contextmanager
-def global_batch_norm(*networks: nn.Module) -> Iterator[None]:
-    """Context in which the networks normalize over all processes; afterwards their former layers are restored."""
-    replaced = [each for network in networks for each in with_global_batch_norm(network)]
-    try:
-        yield
-    finally:
-        for module, former in replaced:
-            module.__class__ = former
-
-
-def is_global(option: str, batch_size: int, processes: int) -> bool:
-    """Whether to normalize over all processes. option: one of BATCH_NORMS. batch_size: summed over the processes.
-    Raises ValueError for another option.
-    """
-    if option not in BATCH_NORMS:
-        raise ValueError(f"batch_norm = {option!r}: not one of {', '.join(BATCH_NORMS)}")
-    if processes == 1 or option == "local":
-        return False
-    return option == "global" or batch_size // processes < SMALL_BATCH

@@ -12,9 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.data import PART_TITLES, PARTS, Data, Part, Rows, subset
-from multi_dnn_ros.training.datasets import DatasetError
-from multi_dnn_ros.training.parts import VALIDATION_ROWS
+from multi_dnn_ros.training.data import PART_TITLES, PARTS, VALIDATION_ROWS, Data, Part
+from multi_dnn_ros.training.samples import DatasetError, Rows, SomeRows
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ def check_sets(
     return [
         CheckedData(
             data,
-            {part: subset(rows, keep[part]) for part, rows in set_parts.items()},
+            {part: SomeRows(rows, keep[part]) for part, rows in set_parts.items()},
             {part: len(keep[part]) for part in PARTS if part in keep},
             digest,
         )

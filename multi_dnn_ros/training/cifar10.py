@@ -1,109 +1,117 @@
-"""Reads CIFAR-10 (Krizhevsky 2009) from its binary or Python archive, or from JPEGs in a .tar.xz, without running
-pickles.
-"""
+"""Reads CIFAR-10 (Krizhevsky 2009): its binary version, or JPEGs in class folders of an archive."""
 
 from __future__ import annotations
 
-import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from pickle import Unpickler, UnpicklingError
-from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.training.samples import DatasetError, Rows, Sample
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _SIDE = 32
 _RECORD = 1 + 3 * _SIDE * _SIDE
-_FILES = {"train": tuple(f"data_batch_{k}" for k in range(1, 6)), "test": ("test_batch",)}
+_FILES = {"train": tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test": ("test_batch.bin",)}
 _EXPECTED = (
-    "expected cifar-10-batches-bin or cifar-10-batches-py (folder, or its .tar.gz), <part>/<class>/*.jpg in a folder "
-    "or in a .tar, .tar.gz or .tar.xz"
+    "expected the binary version (cifar-10-binary.tar.gz, or a folder with data_batch_1.bin and so on), or "
+    "<part>/<class>/*.jpg in a folder or in a .tar, .tar.gz or .tar.xz"
 )
 #: Maximum size of a file in an archive: a batch has 31 MB.
 _MAX_BYTES = 64 << 20
-_MAX_IMAGES = 100_000
 
-Arrays = tuple[torch.Tensor, torch.Tensor]
-#: numpy's reconstruct function, which pickled arrays reference; its module differs between numpy versions.
-_RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
+Image = npt.NDArray[np.uint8]
 
 
-def load(path: Path) -> dict[str, Arrays]:
-    """`train` and `test`: images (N, 3, 32, 32) uint8 RGB and labels (N,) int64. Raises DatasetError that says what is
-    expected.
+class Cifar10Rows(Rows):
+    """Images (N, 32, 32, 3) uint8 RGB and labels (N,) int64 in memory."""
+
+    def __init__(self, images: Image, labels: npt.NDArray[np.int64], framing: Preprocess) -> None:
+        self.images, self.labels, self.framing = images, labels, framing
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+    def sample(self, index: int) -> Sample:
+        return Sample(self.images[index], label=int(self.labels[index]))
+
+
+def load(path: Path, framing: Preprocess) -> dict[str, Cifar10Rows]:
+    """The parts `train` and `test` of the data at `path`, shuffled, because archives may be sorted by class. Raises
+    DatasetError that says what is expected.
     """
     if not path.exists():
         raise DatasetError(f"{path}: no such file or folder; {_EXPECTED}")
+    batches: dict[str, list[tuple[Image, int]]] = {}
+    images: dict[str, list[tuple[Image, int]]] = {part: [] for part in _FILES}
     try:
-        files = dict(_archive(path) if path.is_file() else _folder(path))
+        for name, content in _files(path):
+            folders, stem = name.split("/")[:-1], name.rsplit("/", 1)[-1]
+            if any(stem in stems for stems in _FILES.values()):
+                batches[stem] = _records(f"{path}: {name}", content)
+            elif stem.endswith(IMAGE_SUFFIXES) and len(folders) >= 2 and folders[-2] in images:
+                if folders[-1] not in LABELS:
+                    raise DatasetError(f"{path}: {name}: class {folders[-1]}; expected {', '.join(LABELS)}")
+                images[folders[-2]].append((_decoded(f"{path}: {name}", content), LABELS.index(folders[-1])))
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise DatasetError(f"{path}: cannot be read ({error}); {_EXPECTED}") from None
-    found = {part: _part(path, part, files) for part in _FILES}
-    if not all(found.values()):
+    missing = [stem for stems in _FILES.values() for stem in stems if stem not in batches]
+    if batches and missing:
+        raise DatasetError(f"{path}: {missing[0]} is missing; {_EXPECTED}")
+    if batches:
+        images = {part: [row for stem in stems for row in batches[stem]] for part, stems in _FILES.items()}
+    return {part: _shuffled(path, part, rows, framing) for part, rows in images.items()}
+
+
+def _shuffled(path: Path, part: str, rows: list[tuple[Image, int]], framing: Preprocess) -> Cifar10Rows:
+    if not rows:
         raise DatasetError(f"{path}: no CIFAR-10 in it; {_EXPECTED}")
-    return {part: _arrays(path, part, rows) for part, rows in found.items() if rows is not None}
+    pixels, labels = np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
+    if len(set(labels.tolist())) < 2:
+        raise DatasetError(f"{path}: part {part} has images of one class only, {LABELS[labels[0]]}")
+    order = np.random.default_rng(0).permutation(len(rows))
+    return Cifar10Rows(pixels[order], labels[order], framing)
 
 
-def _folder(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    archives = sorted(path.glob("cifar*.tar*"))
-    if archives:
-        yield from _archive(archives[0])
+def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the files of an archive, or of a folder that has an archive or the files in it."""
+    archives = sorted(path.glob("cifar*.tar*")) if path.is_dir() else [path]
+    if not archives:
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.suffix in (".bin", *IMAGE_SUFFIXES) and not file.name.startswith("."):
+                yield file.relative_to(path).as_posix(), file.read_bytes()
         return
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and _wanted(file.relative_to(path).as_posix()):
-            yield file.relative_to(path).as_posix(), file.read_bytes
-
-
-def _archive(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    with tarfile.open(path, "r:*") as archive:
-        for number, member in enumerate(archive):
-            if number > 2 * _MAX_IMAGES:
-                raise DatasetError(f"{path}: more than {2 * _MAX_IMAGES} files")
-            if not member.isfile() or not _wanted(member.name):
+    with tarfile.open(archives[0], "r:*") as archive:
+        for member in archive:
+            if not member.isfile() or member.name.rsplit("/", 1)[-1].startswith("."):
                 continue
             if member.size > _MAX_BYTES:
                 raise DatasetError(f"{path}: {member.name} has {member.size} bytes; allowed: {_MAX_BYTES}")
             stream = archive.extractfile(member)
-            content = stream.read() if stream is not None else b""
-            yield member.name, lambda content=content: content  # type: ignore[misc]
+            yield member.name, stream.read() if stream is not None else b""
 
 
-def _wanted(name: str) -> bool:
-    stem = name.rsplit("/", 1)[-1]
-    return stem.removesuffix(".bin") in (*_FILES["train"], *_FILES["test"]) or (
-        stem.endswith((".jpg", ".jpeg", ".png")) and not stem.startswith(".")
-    )
+def _records(where: str, content: bytes) -> list[tuple[Image, int]]:
+    if not content or len(content) % _RECORD:
+        raise DatasetError(f"{where}: {len(content)} bytes; expected a multiple of {_RECORD}, a label and 32x32 pixels")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
+    if rows[:, 0].max() >= len(LABELS):
+        raise DatasetError(f"{where}: label {rows[:, 0].max()}; allowed: 0 to {len(LABELS) - 1}")
+    pixels = rows[:, 1:].reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
+    return list(zip(pixels, map(int, rows[:, 0]), strict=True))
 
 
-def _part(path: Path, part: str, files: dict[str, Callable[[], bytes]]) -> list[Any] | None:
-    by_stem = {name.rsplit("/", 1)[-1]: read for name, read in files.items()}
-    for suffix, decode in ((".bin", _binary), ("", _python)):
-        if any(f"{name}{suffix}" in by_stem for name in _FILES[part]):
-            missing = [name for name in _FILES[part] if f"{name}{suffix}" not in by_stem]
-            if missing:
-                raise DatasetError(f"{path}: {missing[0]}{suffix} is missing; {_EXPECTED}")
-            return [row for name in _FILES[part]
-                    for row in decode(f"{path}: {name}{suffix}", by_stem[f"{name}{suffix}"]())]  # fmt: skip
-    rows = []
-    for name, read in sorted(files.items()):
-        folders = name.split("/")[:-1]
-        if len(folders) >= 2 and folders[-2] == part:
-            if folders[-1] not in LABELS:
-                raise DatasetError(f"{path}: {name}: class {folders[-1]}; expected {', '.join(LABELS)}")
-            rows.append((_jpeg(f"{path}: {name}", read()), LABELS.index(folders[-1])))
-    return rows or None
-
-
-def _jpeg(where: str, content: bytes) -> npt.NDArray[np.uint8]:
+def _decoded(where: str, content: bytes) -> Image:
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
     except cv2.error:  # the header claims more pixels than OpenCV allows
@@ -111,51 +119,4 @@ def _jpeg(where: str, content: bytes) -> npt.NDArray[np.uint8]:
     if image is None or image.shape != (_SIDE, _SIDE, 3):
         found = "cannot be decoded" if image is None else f"is {image.shape[1]}x{image.shape[0]}"
         raise DatasetError(f"{where}: {found}; expected an image of 32x32")
-    return np.asarray(image[..., ::-1].transpose(2, 0, 1), dtype=np.uint8)
-
-
-def _binary(where: str, content: bytes) -> list[tuple[npt.NDArray[np.uint8], int]]:
-    if not content or len(content) % _RECORD:
-        raise DatasetError(f"{where}: {len(content)} bytes; expected a multiple of {_RECORD}, a label and 32x32 pixels")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
-    return _rows(where, rows[:, 1:], rows[:, 0])
-
-
-def _python(where: str, content: bytes) -> list[tuple[npt.NDArray[np.uint8], int]]:
-    try:
-        batch = _OnlyArrays(io.BytesIO(content), encoding="bytes").load()
-        pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
-    except UnpicklingError as error:
-        raise DatasetError(f"{where}: refused: {error}; the binary version needs no pickle") from None
-    except Exception as error:  # the unpickler raises arbitrary errors for damaged bytes
-        raise DatasetError(f"{where}: not a batch of CIFAR-10 ({type(error).__name__}: {error})") from None
-    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _RECORD - 1:
-        raise DatasetError(f"{where}: data is {pixels.dtype} {pixels.shape}; expected uint8 (N, {_RECORD - 1})")
-    return _rows(where, pixels, labels)
-
-
-class _OnlyArrays(Unpickler):
-    """Unpickles lists, strings, numbers and plain numpy arrays; rejects any other name before looking it up."""
-
-    _ALLOWED = frozenset(("_reconstruct", "ndarray", "dtype"))
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The only point at which a pickle can reach code."""
-        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in self._ALLOWED:
-            return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
-        raise UnpicklingError(f"it refers to {module}.{name}, which a data set does not need")
-
-
-def _rows(
-    where: str, pixels: npt.NDArray[np.uint8], labels: npt.NDArray[Any]
-) -> list[tuple[npt.NDArray[np.uint8], int]]:
-    if len(labels) != len(pixels) or not len(labels) or min(labels) < 0 or max(labels) >= len(LABELS):
-        raise DatasetError(f"{where}: labels do not fit; expected one of 0..{len(LABELS) - 1} for each image")
-    return list(zip(pixels.reshape(-1, 3, _SIDE, _SIDE), map(int, labels), strict=True))
-
-
-def _arrays(path: Path, part: str, rows: list[tuple[npt.NDArray[np.uint8], int]]) -> Arrays:
-    labels = torch.tensor([label for _, label in rows])
-    if len(labels.unique()) < 2:
-        raise DatasetError(f"{path}: part {part} has images of one class only, {LABELS[int(labels[0])]}")
-    return torch.from_numpy(np.stack([image for image, _ in rows])), labels
+    return np.asarray(image[..., ::-1], dtype=np.uint8)

@@ -6,28 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from multi_dnn_ros.training.batches import Batch
+from multi_dnn_ros.training.samples import Batch
 
 
 class ClassificationLoss:
     """Cross-entropy with label smoothing (Szegedy et al. 2016).
 
-    outputs: (B, classes) logits. batch["label"]: (B,) int64; with "other" and "share" (see augment_classes) the target
-    is a mixture of both labels. smoothing: 0..1, share spread over all classes.
+    outputs: (B, classes) logits. batch["label"]: (B,) int64; or (B, classes) float, the shares of
+    the classes in a mixed image. smoothing: 0..1, share spread over all classes.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:
         self.smoothing = smoothing
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        logits = outputs.float()
-        if "share" not in batch:
-            return F.cross_entropy(logits, batch["label"], label_smoothing=self.smoothing)
-        own, other = (
-            F.cross_entropy(logits, batch[name], label_smoothing=self.smoothing, reduction="none")
-            for name in ("label", "other")
-        )
-        return (batch["share"] * own + (1.0 - batch["share"]) * other).mean()
+        return F.cross_entropy(outputs.float(), batch["label"], label_smoothing=self.smoothing)
 
 
 class Accuracy:

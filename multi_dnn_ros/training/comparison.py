@@ -10,7 +10,7 @@ from typing import Any
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import table, with_change, write_figure, write_json, write_text
 from multi_dnn_ros.training.data import Task
-from multi_dnn_ros.training.setup import MAIN
+from multi_dnn_ros.training.scoring import MAIN
 
 JSON_NAME, MARKDOWN_NAME, PLOT = "report.json", "report.md", "networks.png"
 _FIRST, _OTHERS = "#8a97a8", "#d1603d"

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
-import numpy as np
-import torch
-from torch import Tensor
+import yaml
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.training import cifar10
-from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.data_kinds import DATA_KINDS
-from multi_dnn_ros.training.datasets import (
-    IGNORED,
-    NO_BOX,
-    DatasetError,
-    RenderSpec,
-    RoadFrame,
-    SceneArrays,
-    framed,
-    framed_mask,
-    framing_options,
-    render,
-    road_frames,
-)
-from multi_dnn_ros.training.image_files import ClassFolder, CocoBoxes, LaneMasks
-from multi_dnn_ros.training.parts import recording_of, split
+from multi_dnn_ros.training.image_folders import ClassFolder, LaneMasks, coco_boxes, yolo_boxes
+from multi_dnn_ros.training.road import RoadRows
+from multi_dnn_ros.training.samples import DatasetError, Rows, SomeRows
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -44,72 +32,15 @@ PARTS: tuple[Part, ...] = get_args(Part)
 #: Seeds of the generated scenes of each part.
 SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}
 
-
-class Rows(Protocol):
-    """One part of a set."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Batch:
-        """Row `index`: image (3, h, w) uint8, and label () int64, or boxes and classes, or mask (1, h, w) uint8. Raises
-        DatasetError, which names the file, if the row cannot be used.
-        """
-        ...
-
-    def name(self, index: int) -> str:
-        """The name of row `index` in messages."""
-        ...
-
-    @property
-    def unusable(self) -> Sequence[str]:
-        """Items of the data that are not in the rows, each with the reason, such as an image without a mask."""
-        ...
-
-
-class ArrayRows:
-    """Rows in memory: arrays (N, ...) by name. names: names of the rows; if empty, their numbers are used."""
-
-    unusable: Sequence[str] = ()
-
-    def __init__(self, arrays: Mapping[str, Tensor], names: Sequence[str] = ()) -> None:
-        self.arrays = dict(arrays)
-        self.names = tuple(names)
-
-    def name(self, index: int) -> str:
-        return self.names[index] if self.names else f"image {index}"
-
-    def subset(self, indices: Sequence[int]) -> ArrayRows:
-        """Rows `indices`, copied."""
-        names = [self.names[index] for index in indices] if self.names else ()
-        return ArrayRows({name: array[list(indices)] for name, array in self.arrays.items()}, names)
-
-    def __len__(self) -> int:
-        return len(self.arrays["image"])
-
-    def read(self, index: int) -> Batch:
-        return {name: array[index] for name, array in self.arrays.items()}
-
-
-class SomeRows:
-    """A subset of other rows."""
-
-    def __init__(self, rows: Rows, indices: Sequence[int], unusable: Sequence[str] = ()) -> None:
-        self.rows, self.indices, self.unusable = rows, indices, unusable
-
-    def name(self, index: int) -> str:
-        return self.rows.name(self.indices[index])
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, index: int) -> Batch:
-        return self.rows.read(self.indices[index])
-
-
-def in_memory(rows: Rows) -> ArrayRows:
-    """All rows, read once into memory."""
-    read = [rows.read(index) for index in range(len(rows))]
-    return ArrayRows({name: torch.stack([row[name] for row in read]) for name in read[0]})
+#: Share of the rows that is held out for selecting the best epoch.
+VALIDATION_SHARE = 0.05
+#: Number of rows below which the best epoch may be selected by chance.
+VALIDATION_ROWS = 50
+#: Largest share of the rows that is held out to reach VALIDATION_ROWS. A larger recording is not held out whole.
+MAX_SHARE = 0.25
+#: Number of rows left out where a recording has to be cut in two: a second of most videos.
+GAP = 25
+_FRAME = re.compile(r"[_-]\d+$")
 
 
 class Data(Protocol):
@@ -154,23 +85,81 @@ def open_data(name: str, wanted: DataRequest) -> Data:
     return data
 
 
-def subset(rows: Rows, indices: Sequence[int]) -> Rows:
-    """Rows `indices`, in memory if `rows` are."""
-    return rows.subset(indices) if isinstance(rows, ArrayRows) else SomeRows(rows, indices)
+def evenly_spaced(wanted: int, count: int) -> list[int]:
+    """`wanted` of `count` rows at even intervals, or all if there are no more: folders list one class after another."""
+    return list(range(count)) if wanted >= count else [k * count // wanted for k in range(wanted)]
+
+
+def recording_of(stem: str) -> str:
+    """The recording of an image file, from its name without suffix: the part before `_<number>` or `-<number>` at its
+    end, or the whole name.
+    """
+    return _FRAME.sub("", stem)
 
 
 def held_out(rows: Rows, part: Part, recordings: Sequence[str], where: str) -> Rows:
     """The rows of `part`, which is `train` or `choice`, as divided by `split`."""
-    parts = split(recordings, where)
+    train, validation = split(recordings, where)
     if part == "choice":
-        return subset(rows, parts.validation)
+        return SomeRows(rows, validation)
     # Items without a row, such as images without a mask, are reported once, for the larger part.
-    return SomeRows(rows, parts.train, rows.unusable) if rows.unusable else subset(rows, parts.train)
+    return SomeRows(rows, train, rows.unusable)
 
 
-def _one_recording_per_row(rows: Rows) -> list[str]:
+def split(recordings: Sequence[str], where: str) -> tuple[list[int], list[int]]:
+    """Row numbers for training and for validation, ascending, the same in every run. Rows in neither lie at a cut
+    through a recording.
+
+    VALIDATION_SHARE of the rows is held out, or VALIDATION_ROWS if that is more, but at most MAX_SHARE. recordings: the
+    recording of each row. Neighbouring frames of a recording are nearly equal, so whole recordings are held out, unless
+    every row is a recording of its own. If whole recordings yield less than half of the wanted number of rows, the end
+    of the largest one is held out instead. Raises DatasetError, with `where` in its text, for fewer than two rows.
+    """
+    count = len(recordings)
+    if count < 2:
+        raise DatasetError(f"{where}: {count} images; at least two are needed, one of them to select the best epoch")
+    wanted = max(1, min(max(VALIDATION_ROWS, round(count * VALIDATION_SHARE)), int(count * MAX_SHARE)))
+    rows: dict[str, list[int]] = defaultdict(list)
+    for index, name in enumerate(recordings):
+        rows[name].append(index)
+    unused: list[int] = []
+    if len(rows) == count:
+        chosen = [int((k + 1) * count / wanted) - 1 for k in range(wanted)]
+    else:
+        chosen = _whole_recordings(rows, wanted, int(count * MAX_SHARE))
+        if 2 * len(chosen) < wanted:
+            largest = rows[max(rows, key=lambda name: (len(rows[name]), name))]
+            wanted = min(wanted, len(largest) // 2)
+            gap = min(GAP, (len(largest) - wanted) // 4)
+            end = len(largest) - wanted
+            chosen, unused = largest[end:], largest[end - gap : end]
+    taken = {*chosen, *unused}
+    return [k for k in range(count) if k not in taken], sorted(chosen)
+
+
+def _whole_recordings(rows: dict[str, list[int]], wanted: int, limit: int) -> list[int]:
+    """Rows of whole recordings, added in an order that depends on their names until there are `wanted`, up to `limit`.
+
+    If that yields fewer than half of `wanted`, the rows of the largest recording up to `limit`, if they are more.
+    """
+    chosen: list[int] = []
+    names = sorted(rows, key=lambda name: hashlib.sha256(name.encode()).digest())
+    for name in names:
+        if len(chosen) < wanted and len(chosen) + len(rows[name]) <= limit:
+            chosen += rows[name]
+    if 2 * len(chosen) >= wanted:
+        return chosen
+    return max([chosen, *(rows[name] for name in names if len(rows[name]) <= limit)], key=len)
+
+
+def _independent(rows: Rows) -> list[str]:
     """Recordings of rows that are independent of each other."""
     return [str(k) for k in range(len(rows))]
+
+
+def _by_file(rows: Rows) -> list[str]:
+    """Recordings of rows that are files, by their names."""
+    return [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))]
 
 
 class Cifar10:
@@ -180,50 +169,46 @@ class Cifar10:
     labels: tuple[str, ...] = cifar10.LABELS
 
     def __init__(self, name: str, path: Path, wanted: DataRequest) -> None:
-        self.name, self._path = name, path
+        self.name, self._path, self._framing = name, path, wanted.framing
 
     @cached_property
-    def _arrays(self) -> dict[str, cifar10.Arrays]:
-        return cifar10.load(self._path)
+    def _parts(self) -> dict[str, cifar10.Cifar10Rows]:
+        return cifar10.load(self._path, self._framing)
 
     def part(self, part: Part) -> Rows:
-        images, labels = self._arrays["test" if part == "test" else "train"]
-        rows = ArrayRows({"image": images, "label": labels})
-        return rows if part == "test" else held_out(_shuffled(rows), part, _one_recording_per_row(rows), self.name)
-
-
-def _shuffled(rows: ArrayRows) -> ArrayRows:
-    """Archives may be sorted by class; the held-out rows must not follow that order."""
-    return rows.subset(torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist())
+        rows = self._parts["test" if part == "test" else "train"]
+        return rows if part == "test" else held_out(rows, part, _independent(rows), self.name)
 
 
 class _Folders:
-    """DIR/train, DIR/val and, if it exists, DIR/test. If DIR/test does not exist, val is the test part, and the
-    validation part is held out of train.
+    """Folders train, val and, if it exists, test. Without it, val is the test part, and the validation part is held out
+    of train.
     """
 
+    #: Where the folders of the parts are, below DIR.
+    below = ""
+
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        self.name, self.folder, self.framing = name, folder, wanted.framing
+        self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
         for part in ("train", "val"):
-            if not (folder / part).is_dir():
-                raise DatasetError(
-                    f"{folder / part}: no such folder; expected {DATA_KINDS[name.partition(':')[0]].layout}"
-                )
-        self.has_test = (folder / "test").is_dir()
+            if not (folder / self.below / part).is_dir():
+                layout = DATA_KINDS[name.partition(":")[0]].layout
+                raise DatasetError(f"{folder / self.below / part}: no such folder; expected {layout}")
+        self.has_test = (folder / self.below / "test").is_dir()
 
     def part(self, part: Part) -> Rows:
         if self.has_test:
-            return self._rows(self.folder / {"train": "train", "choice": "val", "test": "test"}[part])
+            return self._rows({"train": "train", "choice": "val", "test": "test"}[part])
         if part == "test":
-            return self._rows(self.folder / "val")
-        rows = self._rows(self.folder / "train")
-        return held_out(rows, part, self._recordings(rows), str(self.folder / "train"))
+            return self._rows("val")
+        rows = self._rows("train")
+        return held_out(rows, part, self._recordings(rows), str(self.folder / self.below / "train"))
 
-    def _rows(self, folder: Path) -> Rows:
+    def _rows(self, part: str) -> Rows:
         raise NotImplementedError
 
     def _recordings(self, rows: Rows) -> Sequence[str]:
-        return _one_recording_per_row(rows)
+        return _by_file(rows)
 
 
 class Classes(_Folders):
@@ -236,21 +221,43 @@ class Classes(_Folders):
         self._train = ClassFolder(folder / "train", wanted.framing)
         self.labels = self._train.labels
 
-    def _rows(self, folder: Path) -> Rows:
-        return self._train if folder.name == "train" else ClassFolder(folder, self.framing, self.labels)
+    def _rows(self, part: str) -> Rows:
+        return self._train if part == "train" else ClassFolder(self.folder / part, self.framing, self.labels)
+
+    def _recordings(self, rows: Rows) -> Sequence[str]:
+        return _independent(rows)
 
 
 class Lanes(_Folders):
     """Data `lanes`."""
 
     task: Task = "lanes"
-    labels: tuple[str, ...] = LaneMasks.labels
 
-    def _rows(self, folder: Path) -> Rows:
-        return LaneMasks(folder, self.framing)
+    def _rows(self, part: str) -> Rows:
+        return LaneMasks(self.folder / part, self.framing)
 
-    def _recordings(self, rows: Rows) -> Sequence[str]:
-        return [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))]
+
+class Yolo(_Folders):
+    """Data `yolo`."""
+
+    task: Task = "boxes"
+    below = "images"
+
+    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
+        super().__init__(name, folder, wanted)
+        files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+        if len(files) != 1:
+            raise DatasetError(f"{folder}: {len(files)} .yaml files; expected one, with the class names as `names`")
+        try:
+            names = yaml.safe_load(files[0].read_text(encoding="utf-8"))["names"]
+            self._names = [str(each) for each in (names.values() if isinstance(names, dict) else names)]
+        except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+            raise DatasetError(f"{files[0]}: no class names ({error}); expected a list `names`") from None
+
+    def _rows(self, part: str) -> Rows:
+        images, truth = (self.folder / each / part for each in ("images", "labels"))
+        is_test = part == ("test" if self.has_test else "val")
+        return yolo_boxes(images, truth, self._names, self.framing, self.labels, empty=is_test)
 
 
 class Coco:
@@ -271,75 +278,28 @@ class Coco:
             expected = DATA_KINDS["coco"].layout
             raise DatasetError(f"{self.folder / 'annotations'}: no instances_{stem}*.json; expected {expected}")
         images = self.folder / annotations[0].stem.removeprefix("instances_")
-        rows = CocoBoxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
-        if part == "test":
-            return rows
-        return held_out(rows, part, [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))], str(images))
+        rows = coco_boxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
+        return rows if part == "test" else held_out(rows, part, _by_file(rows), str(images))
 
 
 class Road:
-    """Data `road`: generated scenes, with boxes or lanes, whichever the network is for."""
+    """Data `road`: generated scenes, with boxes or lanes, whichever the network is for; task None: with both."""
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        if wanted.task not in ("boxes", "lanes"):
-            raise DatasetError(f"data '{name}' holds boxes and lanes; the network is for {wanted.task or 'classes'}")
+        if wanted.task == "classes":
+            raise DatasetError(f"data '{name}' holds boxes and lanes; the network is for classes")
         self.name, self.folder, self.wanted = name, folder, wanted
-        self.task: Task = wanted.task
-        self.labels = wanted.labels
-        if self.task == "boxes" and not set(self.labels) & set(LABELS):
+        self.task: Task = wanted.task or "boxes"
+        self.labels = wanted.labels or LABELS
+        self._truth = ("boxes", "lanes") if wanted.task is None else (wanted.task,)
+        if wanted.task == "boxes" and not set(self.labels) & set(LABELS):
             raise DatasetError(
                 f"data '{name}' shows {', '.join(LABELS)}; the network's classes are {', '.join(self.labels[:8])}"
             )
 
     def part(self, part: Part) -> Rows:
-        framing = self.wanted.framing
-        size, options = (framing.width, framing.height), framing_options(framing)
-        count = self.wanted.scenes if part == "train" else max(8, self.wanted.scenes // 12)
-        spec = RenderSpec(count, SEEDS[part], size, size, wide=0.3 if part == "train" else 0.0, **options)
-        name = "_".join([f"{part}_{size[0]}x{size[1]}", *(f"{key}_{value}" for key, value in options.items())])
-        return road_rows(render(spec, self.folder / name), self.task, self.labels)
-
-
-def road_rows(scenes: SceneArrays, task: Task, labels: Sequence[str]) -> ArrayRows:
-    """Rendered scenes as rows of boxes (without classes that `labels` lacks) or of lanes."""
-    if task == "lanes":
-        return ArrayRows({"image": _tensor(scenes.lane_images), "mask": _tensor(scenes.lane_masks)})
-    numbers = [labels.index(label) if label in labels else NO_BOX for label in LABELS]
-    classes = map_classes(_tensor(scenes.classes), numbers)
-    return ArrayRows({"image": _tensor(scenes.detector_images), "boxes": _tensor(scenes.boxes), "classes": classes})
-
-
-def map_classes(classes: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Map class numbers (N, M) of the scenes to a network's: numbers[k] replaces k; IGNORED and NO_BOX stay."""
-    table = torch.tensor([*numbers, IGNORED, NO_BOX])  # -2 and -1 index from the end
-    assert (IGNORED, NO_BOX) == (-2, -1)
-    return table[classes]
-
-
-class Drive:
-    """Data `drive`: the frames of videos that have a lane mask."""
-
-    task: Task = "lanes"
-    labels: tuple[str, ...] = LaneMasks.labels
-
-    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        self.name, self.folder, self.framing = name, folder, wanted.framing
-
-    def part(self, part: Part) -> Rows:
-        frames = road_frames(self.folder, "video" if part == "test" else "train")
-        rows = drive_rows(frames, self.framing)
-        recordings = [recording_of(frame.name) for frame in frames]
-        return rows if part == "test" else held_out(rows, part, recordings, str(self.folder))
-
-
-def drive_rows(frames: Sequence[RoadFrame], framing: Preprocess) -> ArrayRows:
-    """Real frames and their masks, fitted to a network's input. framing: as in DataRequest."""
-    images = np.stack([framed(frame.image, framing) for frame in frames])
-    masks = np.stack([framed_mask(frame.mask, framing, frame.image.shape[:2]) for frame in frames])
-    return ArrayRows(
-        {"image": torch.from_numpy(images), "mask": torch.from_numpy(masks)}, [frame.name for frame in frames]
-    )
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(array))
+        train = part == "train"
+        count = self.wanted.scenes if train else max(8, self.wanted.scenes // 12)
+        return RoadRows(
+            self.folder, count, SEEDS[part], self.wanted.framing, self.labels, self._truth, wide=train
+        )  # fmt: skip

@@ -16,16 +16,13 @@ class DataKind:
 
     path: what its path is, PATH or DIR. layout: what is expected there, for the help and for messages. tasks: what it
     can hold: "classes", "boxes", "lanes". data: "module:class" of its :class:`~multi_dnn_ros.training.data.Data`, made
-    from (name, path, DataRequest). whole_images: "module:function" that reads the images of its test part in full
-    size, see :mod:`multi_dnn_ros.training.whole_images`; empty: they are not images of a camera. needs_path: whether
-    the path must be given.
+    from (name, path, DataRequest). needs_path: whether the path must be given.
     """
 
     path: str
     layout: str
     tasks: tuple[str, ...]
     data: str
-    whole_images: str = ""
     needs_path: bool = True
 
 
@@ -33,7 +30,7 @@ class DataKind:
 DATA_KINDS: Mapping[str, DataKind] = {
     "cifar10": DataKind(
         "PATH",
-        "CIFAR-10: its archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg",
+        "CIFAR-10: its binary archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg",
         ("classes",),
         "multi_dnn_ros.training.data:Cifar10",
     ),
@@ -48,30 +45,26 @@ DATA_KINDS: Mapping[str, DataKind] = {
         "DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and DIR/val*/",
         ("boxes",),
         "multi_dnn_ros.training.data:Coco",
-        "multi_dnn_ros.training.whole_images:coco_images",
+    ),
+    "yolo": DataKind(
+        "DIR",
+        "DIR/images/train/NAME.jpg with DIR/labels/train/NAME.txt, the same for val and, if it exists, test; a file "
+        "DIR/*.yaml with the class names as `names`",
+        ("boxes",),
+        "multi_dnn_ros.training.data:Yolo",
     ),
     "lanes": DataKind(
         "DIR",
         "DIR/train/images/NAME.jpg with DIR/train/masks/NAME.png (not 0 = lane), DIR/val/...",
         ("lanes",),
         "multi_dnn_ros.training.data:Lanes",
-        "multi_dnn_ros.training.whole_images:lane_images",
     ),
     "road": DataKind(
         "DIR",
         "generated road with exact truth, rendered once into DIR; `road` alone: into the user's cache",
         ("boxes", "lanes"),
         "multi_dnn_ros.training.data:Road",
-        "multi_dnn_ros.training.whole_images:road_images",
         needs_path=False,
-    ),
-    "drive": DataKind(
-        "DIR",
-        "DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: scored on the last video, or on the second half of a single "
-        "one",
-        ("lanes",),
-        "multi_dnn_ros.training.data:Drive",
-        "multi_dnn_ros.training.whole_images:drive_images",
     ),
 }
 

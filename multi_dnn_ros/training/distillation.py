@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.classification import logits_of, soft_targets
 from multi_dnn_ros.training.loop import Loss
 from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.samples import Batch
 
 
 class Distilled:

@@ -77,21 +77,6 @@ def _end_with_agent() -> None:
     threading.Thread(target=watch, name="torchrun watch", daemon=True).start()
 
 
-def existing_device(name: str, option: str = "--device") -> torch.device:
-    """The device called `name`, the value of `option`.
-
-    Raises ValueError if it does not exist, so that training fails before preparing its data.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{option} {name}: expected cpu, cuda or cuda:<number>") from None
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"{option} {name}: PyTorch sees {count} GPUs here")
-    return device
-
-
 def rank() -> int:
     """Number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
@@ -102,17 +87,10 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def wait_for_all() -> None:
-    """Wait until all processes of the group have called this."""
-    if dist.is_initialized():
-        # NCCL without a device uses the current one, with a warning.
-        dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
-
-
-def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
+def replicated(network: nn.Module, unused: bool = True) -> nn.Module:
     """A network whose backward pass averages the gradients over all processes; `network` itself for one process.
 
-    unused: whether some weights get no gradient. Looking for them costs time in every step.
+    unused: whether some weights may get no gradient. Looking for them costs time in every step.
     """
     if world() == 1:
         return network

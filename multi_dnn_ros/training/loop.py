@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
 import logging
 import math
 import time
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.swa_utils import AveragedModel, update_bn
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
@@ -22,21 +23,19 @@ from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.averaging import Averaging, fit_statistics
-from multi_dnn_ros.training.batch_norm import global_batch_norm, is_global
+from multi_dnn_ros.training.batch_norm import with_global_batch_norm
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.vision.results import OutputError
-
-__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "set_training",
-           "train"]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
-Batch = dict[str, Tensor]
+#: Number of batches from which the batch normalization statistics of averaged weights are computed.
+_STATISTICS_BATCHES = 32
 
 
-class Batches(Protocol):
+class EpochBatches(Protocol):
     """Data of the loop: `len` batches per epoch, each a dict of tensors on the device, including "image".
 
     The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one. batch_size:
@@ -60,7 +59,7 @@ class Schedule:
     ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs between scores. patience:
     stop after this many epochs without improvement, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling); the
     latter two for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share of mixed
-    images, see augment_classes.
+    batches, see Batches.
     """
 
     epochs: int
@@ -105,7 +104,7 @@ class Outcome:
 
 def train(
     network: nn.Module,
-    batches: Batches,
+    batches: EpochBatches,
     loss: Loss,
     score: Score,
     schedule: Schedule,
@@ -115,7 +114,6 @@ def train(
     checkpoint_every: int = 1,
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
-    batch_norm: str = "auto",
 ) -> Outcome:
     """Train `network` on its device. Afterwards it has the weights with the best score.
 
@@ -127,170 +125,196 @@ def train(
     numbers of an epoch follow from the seed and the epoch number. identity: what defines the run besides the schedule,
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
-    progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
-    global if a process has fewer than SMALL_BATCH images.
+    progress, and batch normalization is over the whole batch.
 
     An epoch after which a weight or a statistic of batch normalization is not finite is not scored; a warning names the
-    tensor. Raises TrainingError for a loss or an initial weight that is not finite, and for a checkpoint of another run
-    (naming what differs).
+    tensor. Raises TrainingError for a network without weights, a loss or an initial weight that is not finite, and for
+    a checkpoint of another run (naming what differs).
     """
-    whole_batch = is_global(batch_norm, batches.batch_size, distributed.world())
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise TrainingError("the network has no weights that can be trained")
     run = {
         **(identity or {}),
         "schedule": asdict(schedule),
         "processes": distributed.world(),
-        "batch_norm": "global" if whole_batch else "local",
         "initial weights": weights_digest(network.state_dict()),
         "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
     }
-    with global_batch_norm(*([network] if whole_batch else [])):
-        return _train(
-            network, batches, loss, score, schedule, run, whole_batch,
-            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress,
+    replaced = with_global_batch_norm(network) if distributed.world() > 1 else []
+    try:
+        training = _Training(network, batches, loss, score, schedule, main, progress and distributed.rank() == 0)
+        first = 0
+        if distributed.from_first(checkpoint is not None and checkpoint.exists()):
+            assert checkpoint is not None
+            first = training.resume(checkpoints.load(checkpoint, network, run))
+            if training.progress:
+                tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
+        else:
+            training.score_initial()
+        for epoch in range(first, schedule.epochs):
+            if schedule.patience and _epochs_since_best(training.outcome.history, main) >= schedule.patience:
+                break
+            training.run_epoch(epoch)
+            due = (epoch + 1) % checkpoint_every == 0 or epoch + 1 == schedule.epochs
+            if checkpoint is not None and distributed.rank() == 0 and due:
+                checkpoints.save(checkpoint, training.state(epoch + 1), run)
+        distributed.tensors_from_first(training.best_weights)
+        network.load_state_dict(training.best_weights)
+        set_training(network, False)
+        return training.outcome
+    finally:
+        for module, former in replaced:
+            module.__class__ = former
+
+
+class _Training:
+    """A training between two epochs. best_weights: the kept ones. The arguments are those of `train`."""
+
+    def __init__(
+        self, network: nn.Module, batches: EpochBatches, loss: Loss, score: Score, schedule: Schedule, main: str,
+        progress: bool,
+    ) -> None:  # fmt: skip
+        self.network, self.batches, self.loss, self.schedule = network, batches, loss, schedule
+        self.main, self.progress = main, progress
+        self._score = score
+        self.device = next(network.parameters()).device
+        # Buffers are copied, see _fit_statistics.
+        self._averaged = AveragedModel(network, multi_avg_fn=self._average) if schedule.ema else None
+        self.kept = network if self._averaged is None else self._averaged.module
+        self._decay = 0.0
+        self.optimizer = make_optimizer(network, schedule)
+        self.scaler = GradScaler(
+            self.device.type, enabled=schedule.precision == "fp16" and self.device.type == "cuda"
         )  # fmt: skip
+        self._passes = distributed.replicated(network)
+        self.outcome = Outcome()
+        self.best_weights = checkpoints.weights(self.kept)
 
+    def state(self, next_epoch: int) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "network": self.network.state_dict(),
+            "average": None if self._averaged is None else self._averaged.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "best_weights": self.best_weights,
+            "best": self.outcome.best,
+            "best_epoch": self.outcome.epoch,
+            "history": self.outcome.history,
+            "next_epoch": next_epoch,
+        }
 
-def _train(
-    network: nn.Module, batches: Batches, loss: Loss, score: Score, schedule: Schedule, run: Mapping[str, Any],
-    whole_batch: bool, *, main: str, checkpoint: Path | None, checkpoint_every: int, progress: bool,
-) -> Outcome:  # fmt: skip
-    """See `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
-    first_process = distributed.rank() == 0
-    device = next(network.parameters()).device
-    average = copy.deepcopy(network) if schedule.ema else network
-    optimizer = make_optimizer(network, schedule)
-    scaler = GradScaler(device.type, enabled=schedule.precision == "fp16" and device.type == "cuda")
-    outcome = Outcome()
-    best_weights = checkpoints.weights(average)
-    first = 0
-    if distributed.from_first(checkpoint is not None and checkpoint.exists()):
-        assert checkpoint is not None
-        state = checkpoints.load(checkpoint, network, run)
-        network.load_state_dict(state["network"])
-        average.load_state_dict(state["average"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        best_weights, first = state["best_weights"], state["next_epoch"]
-        outcome = Outcome(state["best"], state["best_epoch"], state["history"])
-        if progress and first_process:
-            tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
-    else:
-        set_training(average, False)
-        if (unusable := non_finite_tensor(best_weights)) is not None:
+    def resume(self, state: Mapping[str, Any]) -> int:
+        """Continue from a state of a checkpoint; returns the epoch to train next."""
+        self.network.load_state_dict(state["network"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.best_weights = state["best_weights"]
+        self.outcome = Outcome(state["best"], state["best_epoch"], state["history"])
+        return int(state["next_epoch"])
+
+    def score_initial(self) -> None:
+        set_training(self.kept, False)
+        if (unusable := non_finite_tensor(self.best_weights)) is not None:
             raise TrainingError(f"before training: {unusable} of the network is not finite")
-        outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
-    unused = bool(_unused(network, batches, loss))
-    passes = distributed.replicated(network, unused)
-    steps = len(batches)
-    parameters = list(network.parameters())  # collected once: this takes as long as some of the steps below
-    averaging = Averaging(average, network) if schedule.ema else None
-    for epoch in range(first, schedule.epochs):
-        if schedule.patience and _epochs_since_best(outcome.history, main) >= schedule.patience:
-            break
+        self.outcome.best = self._scores("before training")
+
+    def run_epoch(self, epoch: int) -> None:
+        """Train and, if it is due, score an epoch."""
         started = time.monotonic()
-        torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
-        set_training(network, True)
-        total = torch.zeros((), device=device)
-        bar = tqdm(
-            batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
-            disable=None if progress and first_process else True, mininterval=2.0,
-        )  # fmt: skip
-        for k, batch in enumerate(bar):
-            step = epoch * steps + k
-            set_rate(optimizer, schedule, step / steps)
-            image = _channels_last(batch["image"])
-            with autocast(device, schedule.precision):
-                outputs = passes(image)
-            # Gradients are averaged over the processes, whose shares of the batch may differ by one image.
-            value = loss(outputs, batch) * (len(image) * distributed.world() / batches.batch_size)
-            optimizer.zero_grad(set_to_none=True)
-            scaler.scale(value).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
-            scaler.step(optimizer)
-            scaler.update()
-            if averaging is not None:
-                averaging.step(min(schedule.ema, (1 + step) / (10 + step)))
-            total += value.detach()
-        mean = float(distributed.mean(total)) / max(steps, 1)  # waits for the GPU
-        outcome.images_per_s.append(steps * batches.batch_size / (time.monotonic() - started))
+        mean = float(distributed.mean(self._steps(epoch))) / max(len(self.batches), 1)  # waits for the GPU
+        speed = len(self.batches) * self.batches.batch_size / (time.monotonic() - started)
+        self.outcome.images_per_s.append(speed)
+        schedule = self.schedule
         if not math.isfinite(mean):
             raise TrainingError(
                 f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {schedule.lr}) or check the data"
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
-            # With whole_batch, all processes compute the statistics together.
-            if schedule.ema and (first_process or whole_batch):
-                fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule.precision)
-            set_training(average, False)
-            when = f"epoch {epoch + 1}, lr {schedule.lr}"
-            # The loss can be finite, because training normalizes by the statistics of each batch.
-            unusable = distributed.from_first(non_finite_tensor(average.state_dict()) if first_process else None)
-            if unusable is not None:
-                if first_process:
-                    log.warning("%s: not scored and not kept, because %s is not finite", when, unusable)
-            else:
-                scores = distributed.from_first(_scores(score, average, when) if first_process else {})
-                row.update(scores)
-                if _is_better(scores[main], outcome, main):
-                    outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
-        outcome.history.append(row)
-        if progress and first_process:
+            row.update(self._score_epoch(epoch))
+        self.outcome.history.append(row)
+        if self.progress:
             # Numbered from 1, as in the other lines about epochs.
             text = " ".join(f"{name}={value:.4g}" for name, value in {**row, "epoch": float(epoch + 1)}.items())
-            speed = f"images/s={outcome.images_per_s[-1]:.4g}"
-            tqdm.write(f"{text} {speed} seconds={time.monotonic() - started:.1f}")
-        last = epoch + 1 == schedule.epochs
-        due = (epoch + 1) % checkpoint_every == 0 or last
-        if checkpoint is not None and first_process and due:
-            state = {
-                "network": network.state_dict(),
-                "average": average.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict(),
-                "best_weights": best_weights,
-                "best": outcome.best,
-                "best_epoch": outcome.epoch,
-                "history": outcome.history,
-                "next_epoch": epoch + 1,
-            }
-            checkpoints.save(checkpoint, state, run)
-    distributed.tensors_from_first(best_weights)
-    network.load_state_dict(best_weights)
-    set_training(network, False)
-    return outcome
+            tqdm.write(f"{text} images/s={speed:.4g} seconds={time.monotonic() - started:.1f}")
 
+    def _steps(self, epoch: int) -> Tensor:
+        """Train an epoch; returns the sum of the losses."""
+        schedule, steps = self.schedule, len(self.batches)
+        torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
+        set_training(self.network, True)
+        parameters = list(self.network.parameters())
+        total = torch.zeros((), device=self.device)
+        bar = tqdm(
+            self.batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
+            disable=None if self.progress else True, mininterval=2.0,
+        )  # fmt: skip
+        for step, batch in enumerate(bar, epoch * steps):
+            set_rate(self.optimizer, schedule, step / steps)
+            image = batch["image"]
+            if image.is_cuda:
+                image = image.to(memory_format=torch.channels_last)
+            with autocast(self.device, schedule.precision):
+                outputs = self._passes(image)
+            # Gradients are averaged over the processes, whose shares of the batch may differ by one image.
+            value = self.loss(outputs, batch) * (len(image) * distributed.world() / self.batches.batch_size)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.scaler.scale(value).backward()
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self._averaged is not None:
+                self._decay = min(schedule.ema, (1 + step) / (10 + step))
+                self._averaged.update_parameters(self.network)
+            total += value.detach()
+        return total
 
-def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
-    """Names of the weights that the loss does not depend on; empty if there is only one process.
+    def _average(self, kept: Any, new: Any, _count: Any) -> None:
+        torch._foreach_lerp_(kept, new, 1.0 - self._decay)
 
-    DistributedDataParallel waits for the gradient of every weight, unless its option find_unused_parameters is set.
-    """
-    if distributed.world() == 1:
-        return []
-    batch = next(iter(batches.epoch(0)))
-    probe = copy.deepcopy(network)  # a forward pass changes the batch normalization statistics
-    set_training(probe, True)
-    trained = {name: weight for name, weight in probe.named_parameters() if weight.requires_grad}
-    value = loss(probe(_channels_last(batch["image"])), batch)
-    gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
-    return list(distributed.from_first(unused))
+    def _score_epoch(self, epoch: int) -> dict[str, float]:
+        """Score the epoch, and keep its weights if they are the best so far."""
+        if self._averaged is not None:
+            self._fit_statistics(epoch)
+        set_training(self.kept, False)
+        when = f"epoch {epoch + 1}, lr {self.schedule.lr}"
+        # The loss can be finite, because training normalizes by the statistics of each batch.
+        unusable = distributed.from_first(non_finite_tensor(self.kept.state_dict()))
+        if unusable is not None:
+            if distributed.rank() == 0:
+                log.warning("%s: not scored and not kept, because %s is not finite", when, unusable)
+            return {}
+        scores, outcome = self._scores(when), self.outcome
+        best = outcome.best[self.main]
+        # A score equal to that of the initial weights counts as better.
+        if math.isnan(best) or scores[self.main] > best or (scores[self.main] == best and outcome.epoch < 0):
+            outcome.best, outcome.epoch, self.best_weights = scores, epoch, checkpoints.weights(self.kept)
+        return scores
 
+    def _fit_statistics(self, epoch: int) -> None:
+        """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
 
-def _is_better(score: float, kept: Outcome, main: str) -> bool:
-    """Whether the score beats the best so far. A score equal to that of the initial weights counts as better."""
-    best = kept.best[main]
-    return math.isnan(best) or score > best or (score == best and kept.epoch < 0)
+        The statistics of the trained network do not fit, because weights that change fast differ from their average.
+        """
+        images = (batch["image"] for batch in self.batches.epoch(epoch))
+        with autocast(self.device, self.schedule.precision):
+            update_bn(itertools.islice(images, _STATISTICS_BATCHES), self.kept)
 
-
-def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
-    """The scores of the network. Raises TrainingError if its outputs cannot be scored. when: start of the message."""
-    try:
-        return score(network)
-    except OutputError as error:
-        raise TrainingError(f"{when}: the network cannot be scored: {error}") from None
+    def _scores(self, when: str) -> dict[str, float]:
+        """The scores of the kept network, from rank 0. Raises TrainingError if its outputs cannot be scored. when:
+        start of the message.
+        """
+        scores: dict[str, float] = {}
+        if distributed.rank() == 0:
+            try:
+                scores = self._score(self.kept)
+            except OutputError as error:
+                raise TrainingError(f"{when}: the network cannot be scored: {error}") from None
+        return dict(distributed.from_first(scores))
 
 
 def _epochs_since_best(history: Sequence[Mapping[str, float]], main: str) -> int:
@@ -333,8 +357,3 @@ def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float)
         share = 0.5 * (1 + math.cos(math.pi * (epoch - warm) / (schedule.epochs - warm)))
     for group in optimizer.param_groups:
         group["lr"] = schedule.lr * share
-
-
-def _channels_last(image: Tensor) -> Tensor:
-    """The image in the memory format that convolutions on a GPU prefer."""
-    return image.to(memory_format=torch.channels_last) if image.is_cuda else image

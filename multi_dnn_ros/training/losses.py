@@ -14,8 +14,7 @@ from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
 from multi_dnn_ros.models.networks import cells
 from multi_dnn_ros.training import distributed
-
-Batch = dict[str, Tensor]
+from multi_dnn_ros.training.samples import Batch
 
 
 class LaneLoss:

@@ -7,15 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+from torchvision.ops import box_area, box_iou
 
 from multi_dnn_ros.training.batches import Inputs
-from multi_dnn_ros.training.data import Rows
 from multi_dnn_ros.training.metrics import LaneScore, Prediction, Truth
-from multi_dnn_ros.training.setup import LANE_SHARE, run_on_rows, truth_of
+from multi_dnn_ros.training.samples import Rows
+from multi_dnn_ros.training.scoring import by_image, run_on_rows
 from multi_dnn_ros.vision.decoders.base import Decoder
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -77,28 +76,21 @@ def box_points(
 
 def _judged(found: Prediction, truth: Truth) -> Iterator[tuple[float, bool]]:
     """(score, correct) of each detection of an image that counts."""
-    taken = np.zeros(len(truth.boxes), bool)
-    ignored = truth.ignored if truth.ignored is not None else np.zeros((0, 4), np.float32)
+    boxes, true = torch.from_numpy(found.boxes), torch.from_numpy(truth.boxes)
+    overlaps = box_iou(boxes, true).numpy() * (found.class_ids[:, None] == truth.class_ids)
+    excused = np.zeros(len(boxes), bool)
+    if truth.ignored is not None and len(truth.ignored):
+        ignored = torch.from_numpy(truth.ignored)
+        low, high = torch.maximum(boxes[:, None, :2], ignored[:, :2]), torch.minimum(boxes[:, None, 2:], ignored[:, 2:])
+        inside = (high - low).clamp(min=0).prod(2) / box_area(boxes)[:, None].clamp(min=1e-9)
+        excused = inside.amax(1).numpy() >= 0.5
     for k in np.argsort(-found.scores, kind="stable"):
-        box = found.boxes[k]
-        common = _intersection(box, truth.boxes)
-        overlap = common / np.maximum(_area(box) + _area(truth.boxes) - common, 1e-9)
-        overlap[taken | (truth.class_ids != found.class_ids[k])] = 0.0
-        if len(overlap) and overlap.max() >= _MATCH_IOU:
-            taken[overlap.argmax()] = True
+        best = int(overlaps[k].argmax()) if len(true) else -1
+        if best >= 0 and overlaps[k, best] >= _MATCH_IOU:
+            overlaps[:, best] = 0.0  # matched
             yield float(found.scores[k]), True
-        elif not len(ignored) or (_intersection(box, ignored) / np.maximum(_area(box), 1e-9)).max() < 0.5:
+        elif not excused[k]:
             yield float(found.scores[k]), False
-
-
-def _area(boxes: npt.NDArray[np.float32]) -> Any:
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-
-
-def _intersection(box: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Intersection areas of `box` (4,) with each of `boxes` (N, 4)."""
-    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
-    return np.asarray(np.prod(np.clip(high - low, 0.0, None), axis=1))
 
 
 def operating_points(
@@ -115,18 +107,15 @@ def operating_points(
     truths: list[Truth] = []
     lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
     try:
-        for outputs, batch in run_on_rows(network, rows, inputs, batch_size, progress):
-            leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
-            for k in range(len(leaves[0])):
-                single = [leaf[k : k + 1] for leaf in leaves]
-                if "mask" in batch:
-                    _add_lanes(decoder, single, batch["mask"][k, 0], lanes)
-                    continue
+        for leaves, truth, size in by_image(run_on_rows(network, rows, inputs, batch_size, progress)):
+            if isinstance(truth, Truth):
                 decoder.score_threshold = THRESHOLDS[0]
-                height, width = batch["image"].shape[2:]
-                result = decoder(single, (height, width))
-                detections.append(result)
-                truths.append(truth_of(batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()))
+                detections.append(decoder(leaves, size))
+                truths.append(truth)
+                continue
+            for threshold, score in lanes.items():
+                decoder.score_threshold = threshold
+                score.add(decoder(leaves, size).mask, np.asarray(truth))
     finally:
         decoder.score_threshold, decoder.iou_threshold = before
     if truths:
@@ -135,13 +124,3 @@ def operating_points(
         OperatingPoint(threshold, score.precision if score.predicted else None, score.recall if score.true else None)
         for threshold, score in lanes.items()
     ]
-
-
-def _add_lanes(
-    decoder: Decoder, outputs: Sequence[torch.Tensor], mask: torch.Tensor, scores: dict[float, LaneScore]
-) -> None:
-    true = mask.cpu().numpy()
-    for threshold, score in scores.items():
-        decoder.score_threshold = threshold
-        found = decoder(outputs, true.shape)
-        score.add(found.mask, true >= LANE_SHARE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import MAX_FAULTY, CheckedData, check_sets
-from multi_dnn_ros.training.data import PARTS, Data, Rows
-from multi_dnn_ros.training.datasets import FRAMING, framing_options
+from multi_dnn_ros.training.data import PARTS, Data
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
 from multi_dnn_ros.training.metrics import NoTruth
-from multi_dnn_ros.training.setup import MAIN, make_batches, score_rows
+from multi_dnn_ros.training.samples import Rows
+from multi_dnn_ros.training.scoring import MAIN, device_of, score_rows
 from multi_dnn_ros.training.trainable import Trainable
 
 
@@ -63,7 +63,6 @@ def retrain(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     max_faulty: float = MAX_FAULTY,
-    batch_norm: str = "auto",
     progress: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
@@ -72,10 +71,9 @@ def retrain(
 
     teacher: a network with the same task, inputs (size, framing, colours) and outputs. Its outputs count with
     `teacher_weight` (0..1), the truth with the rest; if the student has no loss of its own, only the teacher counts.
-    max_faulty: see check_sets. batch_norm: see `train`. All processes of a `distributed.process_group` must call
+    max_faulty: see check_sets.  All processes of a `distributed.process_group` must call
     this. Raises TrainingError if data, teacher and network do not match, or like `train`; also DatasetError.
     """
-    inputs = student.inputs
     for data in sets:
         check_labels(student, data)
     loss = _loss(student, teacher, teacher_weight, device, schedule.precision)
@@ -84,7 +82,16 @@ def retrain(
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     checked = check_sets(sets, max_faulty=max_faulty, progress=progress)
     train_rows, choice_rows = ([data.part(part) for data in checked] for part in PARTS[:2])
-    batches = make_batches(train_rows, student.task, inputs, batch_size, schedule.seed, device, mix=schedule.mix)
+    batches = Batches(
+        train_rows,
+        student.task,
+        student.inputs,
+        batch_size,
+        schedule.seed,
+        device,
+        schedule.mix,
+        len(checked[0].labels),
+    )
     main = MAIN[student.task]
 
     def score(scored: nn.Module) -> dict[str, float]:
@@ -110,7 +117,7 @@ def retrain(
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches have one size
         outcome = train(
             network, batches, loss, score, schedule, main=main, checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every, identity=identity, progress=progress, batch_norm=batch_norm,
+            checkpoint_every=checkpoint_every, identity=identity, progress=progress,
         )  # fmt: skip
     seconds = time.monotonic() - begin
     after = _test(student, network, checked[0])
@@ -136,10 +143,9 @@ def check_labels(student: Trainable, data: Data) -> None:
 def _run(student: Trainable, size: tuple[int, int]) -> Any:
     """Outputs for black images. Raises TrainingError if the network cannot run on images of this size."""
     width, height = size
-    weight = next(chain(student.network.parameters(), student.network.buffers()), torch.empty(0))
     try:
         with torch.no_grad():
-            return student.network(torch.zeros(2, 3, height, width, device=weight.device))
+            return student.network(torch.zeros(2, 3, height, width, device=device_of(student.network)))
     except RuntimeError as error:
         raise TrainingError(
             f"{student.model} cannot be run on images of {width}x{height}: {summarize_error(error)}"
@@ -160,7 +166,7 @@ def loss_settings(loss: Loss | None) -> dict[str, Any] | None:
 
 def settings(
     schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainable | None, weight: float,
-    batch_norm: str = "auto", loss: Loss | None = None,
+    loss: Loss | None = None,
 ) -> Any:  # fmt: skip
     """Training settings recorded in a retrained artifact. loss: loss on the truth; None: the teacher alone counts."""
     return {
@@ -169,7 +175,6 @@ def settings(
         "batch_size": batch_size,
         "loss": loss_settings(loss),
         "processes": distributed.world(),
-        "batch_norm": batch_norm,
         "teacher": {"model": teacher.model, "weight": weight} if teacher is not None else None,
     }
 
@@ -194,11 +199,13 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
 def _check_same_inputs(student: Trainable, teacher: Trainable) -> None:
     """Raise TrainingError, which names what differs, unless both are for the same task and the same images."""
     described = [_input_description(network) for network in (teacher, student)]
-    different = [name for name in described[0] if described[0][name] != described[1][name]]
+    of_teacher, of_student = described
+    common = [name for name in of_teacher if name in of_student]
+    different = [name for name in common if of_teacher[name] != of_student[name]]
     if different:
-        of_teacher, of_student = (", ".join(f"{name} {each[name]}" for name in different) for each in described)
+        texts = [", ".join(f"{name} {each[name]}" for name in different) for each in described]
         raise TrainingError(
-            f"the teacher {teacher.model} is for {of_teacher}, {student.model} for {of_student}: both must take the "
+            f"the teacher {teacher.model} is for {texts[0]}, {student.model} for {texts[1]}: both must take the "
             "same input"
         )
 
@@ -206,15 +213,17 @@ def _check_same_inputs(student: Trainable, teacher: Trainable) -> None:
 def _input_description(network: Trainable) -> dict[str, Any]:
     """What the network's images are, by the names of the options."""
     width, height = network.size
-    framing = {**FRAMING, **framing_options(network.framing)}  # defaults for options without effect
+    framing = network.framing
+    padding = {"centered": framing.centered, "pad": framing.pad} if framing.fit == "letterbox" else {}
     return {
         "task": network.task,
         "size": f"{width}x{height}",
         "color": "bgr" if network.inputs.bgr else "rgb",
         "mean": list(network.inputs.mean),
         "std": list(network.inputs.std),
-        "resize": framing.pop("fit"),
-        **framing,
+        "resize": framing.fit,
+        "antialias": framing.antialias,
+        **padding,
     }
 
 

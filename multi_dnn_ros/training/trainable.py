@@ -165,7 +165,7 @@ def _framing(preprocess: Preprocess) -> Preprocess:
 
 
 def _inputs(preprocess: Preprocess) -> Inputs:
-    return Inputs((preprocess.width, preprocess.height), preprocess.mean, preprocess.std, preprocess.bgr)
+    return Inputs(preprocess.mean, preprocess.std, preprocess.bgr)
 
 
 def _loss(spec: DecoderSpec, dnn: Dnn, source: Source) -> Loss | None:

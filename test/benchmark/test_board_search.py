@@ -18,7 +18,6 @@ from multi_dnn_ros.benchmark.board.search import (
     min_frames,
     served,
 )
-from multi_dnn_ros.benchmark.board.time_plan import MIN_LONG_S, OVERHEAD_S, Demand, Share, plan_time
 
 RATES = RateRange(0.5, 200.0)
 #: Rates have four significant digits.
@@ -148,31 +147,3 @@ def test_a_trial_is_decided_with_the_stated_confidence() -> None:
     assert served(0.0, min_frames() - 1) is None
     assert served(0.0, 0) is None
     assert served(1.0, 10) is False
-
-
-DEMANDS = st.builds(Demand, st.floats(1.0, 100.0), st.none() | st.floats(1e-3, 10.0))
-
-
-@given(st.floats(1.0, 5000.0), st.lists(DEMANDS, max_size=8))
-def test_the_planned_time_never_exceeds_the_available_time(total_s: float, demands: list[Demand]) -> None:
-    named = {f"mix{number}": demand for number, demand in enumerate(demands)}
-    plan = plan_time(total_s, named)
-    assert list(plan) == list(named)
-    shares = {name: share for name, share in plan.items() if isinstance(share, Share)}
-    assert sum(share.seconds for share in shares.values()) <= total_s * (1 + 1e-9)
-    for name, share in shares.items():
-        assert share.seconds >= named[name].min_s * (1 - 1e-9)
-        assert share.long_s >= MIN_LONG_S
-        work_s = share.start_s + 2 * (OVERHEAD_S + share.trial_s) + share.long_s
-        assert work_s <= share.seconds * (1 + 1e-9) or share.trial_s == 3.0
-    for name, reason in plan.items():
-        if isinstance(reason, str):
-            assert f"needs at least {named[name].min_s:.0f} s" in reason
-
-
-def test_a_slow_mix_does_not_take_the_time_of_a_later_one() -> None:
-    plan = plan_time(120.0, {"a": Demand(10.0), "slow": Demand(10.0, 10.0), "b": Demand(10.0)})
-    assert isinstance(plan["a"], Share)
-    assert isinstance(plan["b"], Share)
-    assert plan["a"].seconds == plan["b"].seconds == 60.0
-    assert "10 s per frame" in str(plan["slow"])

@@ -1,8 +1,7 @@
-"""The outcomes of a soak's actions, and the counts of engine processes meanwhile."""
+"""The outcomes of a soak's actions."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import SetParameters
 
 from multi_dnn_ros.benchmark.soak import plan as planned
-from multi_dnn_ros.benchmark.soak import verdicts
 from multi_dnn_ros.benchmark.soak.actions import Actions
-from multi_dnn_ros.benchmark.soak.engines import EngineLog
 from multi_dnn_ros.benchmark.soak.plan import Event
-from multi_dnn_ros.benchmark.soak.resources import NodeResources
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -63,7 +59,7 @@ class _FakeRig:
 
 def _swapping(config: NodeConfig) -> tuple[Any, Actions]:
     rig: Any = _FakeRig(config)
-    return rig, Actions(rig, NodeResources(os.getpid()), EngineLog(rig), 0)
+    return rig, Actions(rig, 0)
 
 
 def _swap(actions: Actions, model: str) -> None:
@@ -122,16 +118,3 @@ def test_a_swap_that_is_too_slow_or_refused_has_failed(config: NodeConfig) -> No
     _swap(actions, "object_small")
     assert actions.outcomes[-1].result == "refused"
     assert actions.failures()[-1].endswith("refused read-only while the node is configured")
-
-
-def test_engine_processes_are_counted_and_a_loss_without_a_kill_fails(config: NodeConfig) -> None:
-    rig: Any = _FakeRig(config)
-    log = EngineLog(rig)
-    for pid, restarts, age in (("17", "0", "299.5"), ("none", "0", "0.0"), ("18", "1", "20.0"), ("19", "0", "3.0")):
-        rig.statuses = {"engine cpu": {"pid": pid, "restarts": restarts, "uptime (s)": age}, "node": {"pid": "5"}}
-        log.observe()
-    assert log.serving() == [19]
-    assert log.figures() == {"processes": 3, "restarts": 1, "oldest_s": 299.5}
-    assert verdicts.lost(1, 1).passed
-    assert verdicts.lost(0, 1).passed  # a process that a swap had replaced was killed
-    assert not verdicts.lost(2, 1).passed

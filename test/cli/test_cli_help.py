@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 from multi_dnn_ros import cli
-from multi_dnn_ros.cli.benchmark import SCENARIOS
 from multi_dnn_ros.cli.main import GROUPS, MODULES, VERBS, build_parser
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
@@ -97,9 +96,6 @@ def test_every_module_of_a_command_is_declared() -> None:
     verbs = {name for name, text in texts.items() if "\ndef add_parser(" in text}
     declared = {MODULES.get(verb, verb) for verb in VERBS}
     assert verbs == declared, "list a new verb in GROUPS of multi_dnn_ros/cli/main.py"
-    scenarios = {name for name, text in texts.items() if "\ndef add_scenarios(" in text}
-    declared = {f"benchmark_{name}" for name in SCENARIOS}
-    assert scenarios == declared, "list a new module in SCENARIOS of multi_dnn_ros/cli/benchmark.py"
 
 
 #: Parameters of the node whose options have only some of the values, or others as well: a publisher has no QoS auto.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import copy
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.measured import Measured, candidate_plans
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
 from multi_dnn_ros.models.decomposed import TuckerConv2d, TuckerPlan
-from multi_dnn_ros.planning.timing import Target, TimingCache, compare
+from multi_dnn_ros.planning.timing import Target, compare
 
 SHAPE = (1, 16, 16, 16)
 
@@ -49,7 +48,7 @@ class Clock:
 
 
 def policy(clock: Clock, whole: nn.Module, **options) -> Measured:
-    options = {"cache": TimingCache(None), "instances": 4, **options}
+    options = {"instances": 4, **options}
     return Measured(Ratio(0.4), target(), whole, SHAPE, compare=clock, **options)
 
 
@@ -110,41 +109,12 @@ def test_layers_with_the_smallest_gain_are_restored_first() -> None:
     assert set(plan) == {"0", "3"}
 
 
-def test_timings_are_stored_by_shape_and_device(tmp_path: Path) -> None:
-    file = tmp_path / "cache" / "timings.json"
+def test_layers_that_are_alike_are_timed_once() -> None:
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Conv2d(16, 64, 3), *(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))).eval()
     clock = Clock(lambda module: 1.0 if not width(module) else 0.5)
-    inputs = (torch.zeros(SHAPE),)
-    first = decompose(network(), inputs, policy(clock, network(), cache=TimingCache(file)))
-    layers_measured = len([entry for entry in clock.measured if entry[2] == 1 and entry[0] > 2])
-    assert layers_measured == 4
-    clock.measured.clear()
-    again = decompose(network(), inputs, policy(clock, network(), cache=TimingCache(file)))
-    assert [entry for entry in clock.measured if entry[0] > 2] == []
-    assert plan_of(first) == plan_of(again)
-    keys = list(json.loads(file.read_text())["ms"])
-    assert all("; auto; eager; torch " in key for key in keys)
-    assert any(key.startswith("as it is | conv2d 64-96 k3x3") for key in keys)
-    assert list(file.parent.iterdir()) == [file]
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"format": "other"}', '{"format": "multi_dnn_ros timings 1", "ms": 3}',
-                                     '{"format": "multi_dnn_ros timings 1", "ms": {"a": "x"}}'])  # fmt: skip
-def test_a_damaged_cache_is_not_used(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "timings.json"
-    file.write_text(content)
-    cache = TimingCache(file)
-    assert cache.get("a") is None
-    assert str(file) in caplog.text
-    cache.put({"a": 1.0})
-    assert TimingCache(file).get("a") == 1.0
-
-
-def test_an_unwritable_cache_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
-    cache = TimingCache(tmp_path / "file" / "timings.json")
-    cache.put({"a": 1.0})
-    assert cache.get("a") == 1.0
-    assert "cannot be written" in caplog.text
+    decompose(whole, (torch.zeros(SHAPE),), policy(clock, copy.deepcopy(whole)))
+    assert len([entry for entry in clock.measured if entry[0] > 2]) == 2
 
 
 def test_candidates_lose_nothing() -> None:

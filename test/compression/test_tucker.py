@@ -7,11 +7,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, output_difference, plan_of
+from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, plan_of
 from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.compression.ranks import Budget, Choice, Energy, Evbmf, RankPolicy, Ratio, Rounding
+from multi_dnn_ros.compression.ranks import Budget, Choice, RankPolicy, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan
 from multi_dnn_ros.models.errors import ModelError
@@ -47,12 +48,12 @@ def randomize(layer: nn.Module, seed: int = 0) -> None:
 
 
 @settings(max_examples=60)
-@given(convolutions(), st.integers(0, 2), st.integers(0, 1000), st.integers(0, 1))
-def test_full_rank_is_the_same_convolution(layer: nn.Conv2d, which: int, seed: int, iterations: int) -> None:
+@given(convolutions(), st.integers(0, 2), st.integers(0, 1000))
+def test_full_rank_is_the_same_convolution(layer: nn.Conv2d, which: int, seed: int) -> None:
     randomize(layer, seed)
     inputs, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     plan = TuckerPlan(in_rank=None if which == 1 else inputs, out_rank=None if which == 2 else outputs)
-    chain, error = decomposed_layer(layer, plan, iterations=iterations)
+    chain, error = decomposed_layer(layer, plan)
     x = torch.randn(2, layer.in_channels, 9, 10, generator=torch.Generator().manual_seed(seed))
     expected = layer(x)
     assert error < 1e-5
@@ -93,13 +94,6 @@ def test_low_rank_weights_are_found_exactly() -> None:
     assert all(torch.equal(left, right) for left, right in zip(chain.parameters(), again.parameters(), strict=True))
 
 
-def test_iterations_do_not_increase_the_error() -> None:
-    layer = nn.Conv2d(24, 16, 3)
-    randomize(layer)
-    errors = [decomposed_layer(layer, TuckerPlan(in_rank=6, out_rank=5), iterations=n)[1] for n in (0, 1, 5)]
-    assert errors[0] >= errors[1] >= errors[2] > 0
-
-
 @pytest.mark.parametrize(("inputs", "outputs"), [(20, 12), (12, 20)])
 def test_svd_of_a_linear_layer(inputs: int, outputs: int) -> None:
     layer = nn.Linear(inputs, outputs)
@@ -134,7 +128,7 @@ def test_a_plan_that_does_not_fit(layer: nn.Module, plan: TuckerPlan | SvdPlan, 
         apply_plan(nn.Sequential(layer), {"0": plan}, "file.safetensors")
 
 
-@pytest.mark.parametrize("policy", [Ratio(0.5, Rounding(1, 1)), Energy(0.9), Evbmf(), Budget(0.4, 10_000)])
+@pytest.mark.parametrize("policy", [Ratio(0.5, Rounding(1, 1)), Budget(0.4, 10_000)])
 def test_weights_that_are_not_finite(policy: RankPolicy) -> None:
     layer = nn.Conv2d(4, 4, 3)
     layer.weight.data[0, 0, 0, 0] = float("nan")
@@ -236,6 +230,11 @@ def test_subclasses_and_hooked_layers_are_kept() -> None:
     assert kept == [True, True, False]
 
 
+def leaves(network: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return pytree.tree_leaves(network(*inputs))
+
+
 class FullRank:
     """Every layer at full rank, as a lossless chain of three layers."""
 
@@ -251,7 +250,6 @@ class FullRank:
     "builder", ["squeezenet1_1", pytest.param("resnet18", marks=pytest.mark.long), "ssdlite320_mobilenet_v3_large"]
 )
 def test_whole_models_at_full_rank(builder: str) -> None:
-    """The command in results/compression_full_rank.json checks the other models of the engine's tests."""
     import copy
 
     import torchvision
@@ -262,6 +260,7 @@ def test_whole_models_at_full_rank(builder: str) -> None:
     network = getattr(network, "backbone", network) if "ssd" in builder else network
     inputs = (torch.rand(1, 3, 96, 96),)
     original = copy.deepcopy(network)
-    outcomes = decompose(network, inputs, FullRank(), iterations=0)
+    outcomes = decompose(network, inputs, FullRank())
     assert plan_of(outcomes)
-    assert output_difference(original, network, inputs) < 1e-4
+    for expected, found in zip(leaves(original, *inputs), leaves(network, *inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * max(1e-6, float(expected.abs().max())))

@@ -39,7 +39,7 @@ TABLES: list[tuple[str, str, Iterable[str], str]] = [
         "docs/decomposition.md",
         "decompose",
         choices("decompose", "--ranks"),
-        "RANK_POLICIES of multi_dnn_ros/compression/rank_policies.py",
+        "--ranks of multi_dnn_ros/cli/decompose.py",
     ),
     ("docs/accuracy.md", "Parts of a data set", DATA_KINDS, "DATA_KINDS of multi_dnn_ros/training/data_kinds.py"),
     (

@@ -21,7 +21,6 @@ from source_trees import source_trees
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.extras import EXTRA_OF, MissingExtra, optional, require
-from multi_dnn_ros.compression.__main__ import main as compression
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
@@ -190,7 +189,6 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
     ("arguments", "missing", "needs", "extra"),
     [
         (DECOMPOSE, "tensorly", "decompose needs tensorly", "offline"),
-        (DECOMPOSE, "scipy", "decompose needs scipy", "offline"),
         ([*DECOMPOSE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (EVALUATE, "pycocotools", "evaluate needs pycocotools", "offline"),
         ([*EVALUATE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
@@ -223,26 +221,6 @@ def test_a_command_names_the_extra_that_it_lacks(
     assert line.startswith(f"multi-dnn {arguments[0]}: error: ")
     assert line.endswith(f'{needs}, which is not installed: pip install "multi_dnn_ros[{extra}]"')
     assert [path.name for path in tmp_path.iterdir()] == ["people.onnx"]
-
-
-@pytest.mark.parametrize(
-    ("run", "arguments", "missing", "extra"),
-    [
-        (compression, ["full-rank"], "tensorly", "offline"),
-    ],
-)
-def test_the_modules_that_are_run_name_it_too(
-    run: Callable[[list[str]], int],
-    arguments: list[str],
-    missing: str,
-    extra: str,
-    hide: Callable[[str], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    hide(missing)
-    assert run(arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f'{arguments[0]} needs {missing}, which is not installed: pip install "multi_dnn_ros[{extra}]"'
 
 
 WITHOUT_ROS = """

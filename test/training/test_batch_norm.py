@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_batches import FixedBatches
 from fork_server import ForkServer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batch_norm import GlobalBatchNorm, is_global, with_global_batch_norm
-from multi_dnn_ros.training.batches import ArrayBatches, Batch
+from multi_dnn_ros.training.batch_norm import GlobalBatchNorm, with_global_batch_norm
 from multi_dnn_ros.training.loop import Schedule, train
+from multi_dnn_ros.training.samples import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,7 +48,7 @@ def network() -> nn.Module:
     return layers.double().train()
 
 
-class Doubles(ArrayBatches):
+class Doubles(FixedBatches):
     def epoch(self, number: int) -> Iterator[Batch]:
         for batch in super().epoch(number):
             yield {**batch, "image": batch["image"].double()}
@@ -79,7 +80,7 @@ def cross_entropy(outputs: Any, batch: Batch) -> Tensor:
 
 
 def learn(
-    batch_norm: str = "auto", layers: nn.Module | None = None, kind: type[ArrayBatches] = Doubles,
+    layers: nn.Module | None = None, kind: type[FixedBatches] = Doubles,
     checkpoint: Path | None = None, drawn: list[float] | None = None,
 ) -> nn.Module:  # fmt: skip
     """Train for four epochs of three steps; the last one is kept."""
@@ -93,7 +94,7 @@ def learn(
     schedule = Schedule(4, 0.05, optimizer="sgd", ema=0.9, precision="fp32", seed=7)
     train(
         layers, kind(rows(), _BATCH, seed=3), loss, lambda net: {"top1": time.monotonic()}, schedule, main="top1",
-        batch_norm=batch_norm, checkpoint=checkpoint, progress=False,
+        checkpoint=checkpoint, progress=False,
     )  # fmt: skip
     return layers
 
@@ -116,10 +117,9 @@ def in_each_process(folder: Path) -> None:
     with_global_batch_norm(layers)
     first, last = rank * _BATCH // 2, (rank + 1) * _BATCH // 2
     content: dict[str, Any] = {"pass": one_pass(layers, first, last)}
-    for batch_norm in ("auto", "local"):
-        trained = learn(batch_norm)
-        content[batch_norm] = trained.state_dict()
-        content[f"{batch_norm} layers"] = [type(module).__name__ for module in trained.modules()]
+    trained = learn()
+    content["trained"] = trained.state_dict()
+    content["layers"] = [type(module).__name__ for module in trained.modules()]
     random = [nn.Sequential(network(), nn.Dropout(0.3)) for _ in range(3)]
     drawn: list[list[float]] = [[], [], []]
     for k in range(2):
@@ -197,44 +197,28 @@ def test_training_in_two_processes_is_that_of_one(together: list[dict[str, Any]]
     alone, before = learn().state_dict(), network().state_dict()
     for rank in together:
         for name, expected in alone.items():
-            assert_equal(rank["auto"][name], expected, name)
+            assert_equal(rank["trained"][name], expected, name)
     frozen = [name for name in before if name.startswith("0.") or name in ("1.bias", "unused")]
     assert len(frozen) == 5  # two factors and a bias in place of the first convolution
-    assert all(torch.equal(together[0]["auto"][name], before[name]) for name in frozen)
-    local = together[0]["local"]["9.weight"]
-    assert float((local - alone["9.weight"]).abs().max()) > 1e-3 * float(alone["9.weight"].abs().max())
+    assert all(torch.equal(together[0]["trained"][name], before[name]) for name in frozen)
 
 
 def test_the_trained_network_has_ordinary_layers(together: list[dict[str, Any]]) -> None:
     names = [type(module).__name__ for module in network().modules()]
-    assert together[0]["auto layers"] == together[0]["local layers"] == names
-    assert together[0]["auto"].keys() == network().state_dict().keys()
+    assert together[0]["layers"] == names
+    assert together[0]["trained"].keys() == network().state_dict().keys()
 
 
 def test_each_process_draws_its_own_numbers_and_the_same_again(together: list[dict[str, Any]]) -> None:
     """Also after an interruption in the middle of the third epoch."""
     for rank in together:
-        # Without the number drawn before the first epoch, in the search for weights without a gradient.
-        (_, *first), (_, *second), (_, *resumed) = rank["drawn"]
+        first, second, resumed = rank["drawn"]
         assert len(first) == 12
         assert first == second
         assert resumed[-6:] == first[-6:]
         one, *others = rank["random"]
         assert all(torch.equal(value, other[name]) for other in others for name, value in one.items())
-    assert not set(together[0]["drawn"][0][1:]) & set(together[1]["drawn"][0][1:])
-
-
-@pytest.mark.parametrize(
-    ("option", "batch", "processes", "expected"),
-    [("auto", 31, 2, True), ("auto", 32, 2, False), ("auto", 1, 1, False), ("global", 64, 2, True),
-     ("global", 64, 1, False), ("local", 4, 4, False)],
-)  # fmt: skip
-def test_small_parts_of_a_batch_are_normalized_together(
-    option: str, batch: int, processes: int, expected: bool
-) -> None:
-    assert is_global(option, batch, processes) is expected
-    with pytest.raises(ValueError, match="batch_norm = 'sync': not one of auto, global, local"):
-        is_global("sync", batch, processes)
+    assert not set(together[0]["drawn"][0]) & set(together[1]["drawn"][0])
 
 
 class Activated(nn.BatchNorm2d):

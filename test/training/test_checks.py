@@ -15,7 +15,7 @@ import pytest
 
 from multi_dnn_ros.training.checks import CheckedData, check_data, check_sets
 from multi_dnn_ros.training.data import PARTS, DataRequest, open_data
-from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.training.samples import DatasetError
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SIZE = Preprocess(32, 32)

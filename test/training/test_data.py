@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from multi_dnn_ros.training.batches import FileBatches, Inputs
-from multi_dnn_ros.training.data import PARTS, Data, DataRequest, Rows, Task, open_data
-from multi_dnn_ros.training.datasets import CROWD, MAX_BOXES, NO_BOX, DatasetError
-from multi_dnn_ros.training.setup import make_batches, truth_of
+from multi_dnn_ros.training.batches import Batches, Inputs
+from multi_dnn_ros.training.data import PARTS, Data, DataRequest, Task, open_data
+from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, NO_BOX, DatasetError, Rows, Sample, truth_of
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -109,7 +111,7 @@ def test_a_corrupt_image_ends_the_reading_with_its_name(tmp_path: Path) -> None:
     class_folders(tmp_path)
     (tmp_path / "train" / "red" / "1.png").write_bytes(b"nothing")
     rows = opened(f"classes:{tmp_path}").part("train")
-    batches = FileBatches(rows.read, len(rows), 2, 0, torch.device("cpu"))
+    batches = Batches([rows], "classes", Inputs(), 2, 0, torch.device("cpu"))
     with pytest.raises(DatasetError, match=r"red/1\.png: not a readable image"):
         list(batches.epoch(0))
 
@@ -241,32 +243,6 @@ def test_lane_masks_follow_a_letterbox(tmp_path: Path) -> None:
     assert row["mask"][0, 20].nonzero()[:, 0].tolist() == [12, 13]
 
 
-def test_a_drive_follows_a_letterbox(tmp_path: Path) -> None:
-    (tmp_path / "lane_masks").mkdir()
-    writer = cv2.VideoWriter(str(tmp_path / "way.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (96, 64))
-    for k in range(4):
-        writer.write(np.full((64, 96, 3), 90, np.uint8))
-        cv2.imwrite(str(tmp_path / "lane_masks" / f"way_{k}.png"), np.full((32, 48), 255, np.uint8))
-    writer.release()
-    row = open_data(f"drive:{tmp_path}", DataRequest("lanes", LETTERBOX)).part("test").read(0)
-    assert row["mask"][0, :, 5].tolist() == [0] * 8 + [255] * 32 + [0] * 8
-    assert row["image"][0, :8].unique().tolist() == [114]
-    assert (row["image"][0, 8:40].int() - 90).abs().max() < 12
-
-
-def test_generated_road_is_stored_for_each_framing(tmp_path: Path) -> None:
-    """The folder's name has no letterbox options for a stretched image, because they have no effect."""
-    rows = {}
-    for framing in (Preprocess(48, 48, centered=False, pad=0.0), LETTERBOX, Preprocess(48, 48, antialias=False)):
-        data = open_data(f"road:{tmp_path}", DataRequest("lanes", framing, scenes=2))
-        rows[framing.fit, framing.antialias] = data.part("train").read(0)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
-        "train_48x48", "train_48x48_antialias_False", "train_48x48_fit_letterbox"
-    ]  # fmt: skip
-    assert set(rows["letterbox", True]["image"][0, :5].unique().tolist()) == {114}
-    assert not torch.equal(rows["stretch", True]["image"], rows["stretch", False]["image"])
-
-
 def test_masks_of_16_bits_may_hold_small_numbers(tmp_path: Path) -> None:
     """Lane numbers below 256 have a high byte of 0."""
     mask = np.zeros((32, 48), np.uint16)
@@ -284,29 +260,6 @@ def test_two_lane_images_of_one_name_are_named(tmp_path: Path) -> None:
     assert [text for text in rows.unusable if text.startswith(f"{tmp_path}/val/images/a.bmp: another file")]
 
 
-def test_generated_road_for_both_tasks(tmp_path: Path) -> None:
-    boxes = opened(f"road:{tmp_path}", "boxes", ("pedestrian",)).part("train")
-    lanes = opened(f"road:{tmp_path}", "lanes").part("train")
-    assert len(boxes) == len(lanes) == 4
-    assert set(boxes.read(0)) == {"image", "boxes", "classes"}
-    assert int(boxes.read(0)["classes"].max()) <= 0
-    assert set(lanes.read(0)) == {"image", "mask"}
-    with pytest.raises(DatasetError, match="shows car, truck, pedestrian; the network's classes are boat"):
-        opened(f"road:{tmp_path}", "boxes", ("boat",))
-
-
-@pytest.mark.skipif(not (SHARED / "road").exists(), reason="needs ../shared")
-def test_a_real_drive_is_scored_on_its_second_half() -> None:
-    """There is a gap between the frames for training and those for validation."""
-    data = opened(f"drive:{SHARED / 'road'}", "lanes")
-    numbers = [
-        [int(rows.name(k).rsplit("_", 1)[1]) for k in range(len(rows))] for rows in map(data.part, PARTS)
-    ]  # fmt: skip
-    train, validation, test = numbers
-    assert len(train) > len(validation) > 0.2 * (len(train) + len(validation))
-    assert max(train) + 20 <= min(validation) < max(validation) < min(test)
-
-
 @pytest.mark.parametrize(
     ("name", "task", "message"),
     [
@@ -321,19 +274,167 @@ def test_a_wrong_name_is_named(name: str, task: Task | None, message: str) -> No
         opened(name, task)
 
 
-def test_small_sets_are_shown_more_often_and_files_as_often_as_arrays(tmp_path: Path) -> None:
+def yolo(root: Path, lines: str = "1 0.5 0.5 0.5 0.25\n0 0.1 0.1 0.1 0.1\n1 1.5 0.5 0.5 0.5\n") -> Path:
+    """The second of the two training images is held out, and has no file of boxes."""
+    for part in ("train", "val"):
+        (root / "labels" / part).mkdir(parents=True)
+        for k, name in enumerate("ab"):
+            picture(root / "images" / part / f"{name}.png", (50 + k, 50, 50), (96, 64))
+        (root / "labels" / part / "a.txt").write_text(lines)
+    (root / "data.yaml").write_text("names: {0: tree, 1: car}\n")
+    return root
+
+
+def test_yolo(tmp_path: Path) -> None:
+    data = opened(f"yolo:{yolo(tmp_path)}", "boxes", ("person", "car"))
+    rows, test = data.part("train"), data.part("test")
+    assert rows.read(0)["boxes"][0].tolist() == [12, 12, 36, 20]  # of 48x32
+    assert rows.read(0)["classes"][:2].tolist() == [1, NO_BOX]
+    assert rows.unusable == (f"{tmp_path}/labels/train/a.txt, line 3: the box is empty or outside the image",)
+    assert len(test) == 2
+    assert test.read(1)["classes"].unique().tolist() == [NO_BOX]
+
+
+@pytest.mark.parametrize("line", ["1 0.5 0.5", "car 0.5 0.5 0.1 0.1", "2 0.5 0.5 0.1 0.1", "-1 0.5 0.5 0.1 0.1"])
+def test_a_wrong_line_of_yolo_is_named(tmp_path: Path, line: str) -> None:
+    with pytest.raises(
+        DatasetError, match=rf"a\.txt, line 1: '{line}'; expected `class x y width height`, class 0 to 1"
+    ):
+        opened(f"yolo:{yolo(tmp_path, line)}", "boxes", ("car",)).part("train")
+
+
+def test_yolo_without_names_or_of_other_classes(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="classes tree, car; the network's classes are boat"):
+        opened(f"yolo:{yolo(tmp_path)}", "boxes", ("boat",)).part("train")
+    (tmp_path / "data.yaml").write_text("nc: 2\n")
+    with pytest.raises(DatasetError, match=r"data\.yaml: no class names"):
+        opened(f"yolo:{tmp_path}", "boxes", ("car",))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+class Many(Rows):
+    """48 images of one colour, with the truth of one task."""
+
+    framing = Preprocess(48, 32)
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __len__(self) -> int:
+        return 48
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def sample(self, index: int) -> Sample:
+        image = np.full((64, 96, 3), index, np.uint8)
+        if self.task == "classes":
+            return Sample(image, label=7)
+        image[20:40, 10:30] = 255
+        if self.task == "boxes":
+            return Sample(image, boxes=np.array([[10, 20, 30, 40]], np.float32), classes=np.array([0]))
+        mask = np.zeros((64, 96), np.uint8)
+        mask[20:40, 10:30] = 1
+        return Sample(image, mask=mask)
+
+
+CPU = torch.device("cpu")
+
+
+def test_small_sets_are_shown_more_often(tmp_path: Path) -> None:
     """With a set of 48 images and one of six, a fifth of the rows come from the small one."""
-    class_folders(tmp_path)
-    rows: Rows = opened(f"classes:{tmp_path}").part("test")
-
-    class Many:
-        def __len__(self) -> int:
-            return 48
-
-        def read(self, index: int) -> Any:
-            return {"image": torch.zeros(3, 32, 48, dtype=torch.uint8), "label": torch.tensor(7)}
-
-    batches = make_batches([Many(), rows], "classes", Inputs((48, 32)), 4, 0, torch.device("cpu"))
+    small = opened(f"classes:{class_folders(tmp_path)}").part("test")
+    batches = Batches([Many("classes"), small], "classes", Inputs(), 4, 0, CPU)
     labels = torch.cat([batch["label"] for batch in batches.epoch(0)])
     assert len(labels) == 60
     assert int((labels != 7).sum()) == 12
+
+
+@pytest.mark.parametrize("task", ["classes", "boxes", "lanes"])
+def test_batches_can_be_repeated_and_do_not_depend_on_their_division(task: Task) -> None:
+    batches = Batches([Many(task)], task, Inputs((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), bgr=True), 20, 4, CPU)
+    first, again, other = (list(batches.epoch(number)) for number in (0, 0, 1))
+    parts = [list(batches.tenths(0, 0, *tenths)) for tenths in ((0, 3), (3, 10))]
+    (late,) = batches.tenths(0, 1, 0, 10)
+    for k, batch in enumerate(first):
+        for name, value in batch.items():
+            assert torch.equal(value, again[k][name])
+            assert torch.equal(value, torch.cat([part[k][name] for part in parts]))
+    assert torch.equal(first[1]["image"], late["image"])
+    assert not torch.equal(first[0]["image"], other[0]["image"])
+
+
+@pytest.mark.parametrize("task", ["boxes", "lanes"])
+def test_the_truth_moves_with_the_image(task: Task) -> None:
+    """A white square; its box or mask stays on it."""
+    (batch,) = Batches([Many(task)], task, Inputs(), 48, 1, CPU).epoch(0)
+    moved = set()
+    for k in range(48):
+        bright = batch["image"][k].amin(0) > 0.6
+        if task == "lanes":
+            marked = batch["mask"][k, 0] > 127
+            moved.add(tuple(marked.nonzero().float().mean(0).tolist()))
+            inside = F.max_pool2d(marked[None, None].float(), 3, 1, 1)[0, 0] > 0
+        else:
+            x1, y1, x2, y2 = batch["boxes"][k, 0].round().int().tolist()
+            moved.add((x1, y1))
+            inside = torch.zeros_like(bright)
+            inside[y1 - 1 : y2 + 1, max(x1 - 1, 0) : x2 + 1] = True
+        assert not (bright & ~inside).any() or float(batch["image"][k].mean()) > 0.5
+    assert len(moved) >= 2
+
+
+def test_mixed_images_have_the_shares_of_their_classes(tmp_path: Path) -> None:
+    small = opened(f"classes:{class_folders(tmp_path)}").part("train")
+    batches = Batches([Many("classes"), small], "classes", Inputs(), 20, 0, CPU, mix=1.0, classes=8)
+    for batch in batches.epoch(0):
+        assert batch["label"].shape == (20, 8)
+        torch.testing.assert_close(batch["label"].sum(1), torch.ones(20))
+
+
+# --- the generated road -----------------------------------------------------------------------------------------------
+
+
+def test_the_road_is_rendered_once_for_each_framing(tmp_path: Path) -> None:
+    """And drawn in full size without being rendered."""
+    found = []
+    for framing in (Preprocess(48, 48), LETTERBOX, Preprocess(48, 48, antialias=False)):
+        rows = open_data(f"road:{tmp_path}", DataRequest("lanes", framing, scenes=2)).part("test")
+        assert rows.sample(1).image.shape == (480, 640, 3)
+        assert len(list(tmp_path.glob("scenes_*"))) == len(found)
+        found.append(rows.read(0)["image"])
+    assert set(found[1][0, :5].unique().tolist()) == {114}
+    assert not torch.equal(found[0], found[2])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes_*/*")}
+    again = open_data(f"road:{tmp_path}", DataRequest("lanes", LETTERBOX, scenes=2)).part("test")
+    assert torch.equal(again.read(0)["image"], found[1])
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes_*/*")}
+
+
+def test_generated_road_for_both_tasks(tmp_path: Path) -> None:
+    boxes = opened(f"road:{tmp_path}", "boxes", ("pedestrian",)).part("train")
+    lanes = opened(f"road:{tmp_path}", "lanes").part("train")
+    assert len(boxes) == len(lanes) == 4
+    assert set(boxes.read(0)) == {"image", "boxes", "classes"}
+    assert int(boxes.read(0)["classes"].max()) <= 0
+    assert set(lanes.read(0)) == {"image", "mask"}
+    with pytest.raises(DatasetError, match="shows car, truck, pedestrian; the network's classes are boat"):
+        opened(f"road:{tmp_path}", "boxes", ("boat",))
+
+
+def test_damaged_or_interrupted_scenes_are_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*\.npy'"):
+            opened(f"road:{tmp_path}", "lanes").part("test").read(0)
+    assert not list(tmp_path.glob("*scenes_*/*"))
+    opened(f"road:{tmp_path}", "lanes").part("test").read(0)
+    (file,) = tmp_path.glob("scenes_*/mask.npy")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DatasetError, match=r"damaged .*; remove it"):
+        opened(f"road:{tmp_path}", "lanes").part("test").read(0)

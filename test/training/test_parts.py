@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.training.datasets import DatasetError
-from multi_dnn_ros.training.parts import GAP, MAX_SHARE, VALIDATION_ROWS, VALIDATION_SHARE, recording_of, split
+from multi_dnn_ros.training import data
+from multi_dnn_ros.training.data import GAP, MAX_SHARE, VALIDATION_ROWS, VALIDATION_SHARE, recording_of
+from multi_dnn_ros.training.samples import DatasetError
+
+
+class Split(NamedTuple):
+    train: list[int]
+    validation: list[int]
+
+
+def split(recordings: Sequence[str], where: str) -> Split:
+    return Split(*data.split(recordings, where))
+
 
 #: Lengths of recordings: long ones, single images, and a few of any length.
 LENGTHS = st.lists(st.sampled_from([1, 1, 2, 30, 400, 1000]) | st.integers(1, 60), min_size=1, max_size=12)

@@ -18,6 +18,7 @@ import killed_training
 import numpy as np
 import pytest
 import torch
+from fixed_batches import FixedBatches
 from fork_server import ForkServer
 from torch import nn
 
@@ -30,7 +31,6 @@ from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training import checkpoint
-from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Data
@@ -226,7 +226,7 @@ def learn() -> nn.Module:
     generator = torch.Generator().manual_seed(2)
     image = torch.randint(0, 256, (27, 3, 8, 8), generator=generator, dtype=torch.uint8)
     # Batches of nine: two processes get four and five images of each.
-    batches = ArrayBatches({"image": image, "label": torch.arange(27) % 3}, 9, seed=3)
+    batches = FixedBatches({"image": image, "label": torch.arange(27) % 3}, 9, seed=3)
     schedule = Schedule(3, 0.05, optimizer="sgd", ema=0.9, precision="fp32")
     train(network, batches, ClassificationLoss(), lambda net: {"top1": 0.0}, schedule, main="top1", progress=False)
     return network
@@ -517,3 +517,21 @@ def test_framing_keeps_what_the_node_does() -> None:
     (framed,) = student.framing(image)
     inside = student.inputs(framed)[:, :, :76]  # below lies the padding
     torch.testing.assert_close(inside, expected[:, :, :76], rtol=1e-3, atol=1e-3)
+
+
+def test_a_network_without_weights_is_scored_but_not_trained(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()  # three scores: the mean colours
+    path, data = tmp_path / "mean.pt2", tmp_path / "data"
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
+    for part, brightness in (("train", 200), ("val", 220)):
+        (data / part / "blue").mkdir(parents=True)
+        cv2.imwrite(str(data / part / "blue" / "0.png"), np.full((16, 16, 3), (brightness, 0, 0), np.uint8))
+        for name, target in (("green", "m_green"), ("red", "a_red")):
+            (data / part / target).symlink_to(colours / part / name)
+    options = [str(path), "--decoder", "classification", "--data", f"classes:{data}", "--device", "cpu"]
+    assert main(["evaluate", *options]) == 0
+    assert "top1" in capsys.readouterr().out
+    assert main(["retrain", *options, "--output", str(tmp_path / "out.pt2")]) == 1
+    assert "no weights that can be trained" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import time
@@ -11,38 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-import torch
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from multi_dnn_ros.benchmark.board.record import Board
-from multi_dnn_ros.common.reporting import cpu_count, cpu_model
 from multi_dnn_ros.ros.board.monitor import BoardMonitor
 from multi_dnn_ros.ros.board.sensors import Reading, optional_number, text_of
 
 _NVPMODEL_LIMIT_S = 5.0
 
 
-def describe_board(device: torch.device, root: Path = Path("/")) -> Board:
-    """The properties of the computer that the figures depend on. root: /, or a copy of the files that are read."""
-    gpu = gpu_memory = None
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        gpu, gpu_memory = properties.name, int(properties.total_memory)
-    distribution = os.environ.get("ROS_DISTRO", "")
-    return Board(
-        cpu=cpu_model(),
-        cores=cpu_count(),
-        memory_bytes=int(psutil.virtual_memory().total),
-        gpu=gpu,
-        gpu_memory_bytes=gpu_memory,
-        kernel=platform.release(),
-        system=platform.platform(),
-        runtime=f"ROS 2 {distribution} {get_rmw_implementation_identifier()}",
-        hardware=text_of(root / "proc/device-tree/model").rstrip("\0"),
-        power_mode=power_mode(root),
-        governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-    )
+def describe_board(device: str, root: Path = Path("/")) -> dict[str, str]:
+    """Properties of the computer that the figures depend on, besides those of every result: hardware (of a
+    single-board computer), power mode (of a Jetson), CPU governor, ROS runtime. root: /, or a copy of its files.
+    """
+    return {
+        "device": device,
+        "runtime": f"ROS 2 {os.environ.get('ROS_DISTRO', '')} {get_rmw_implementation_identifier()}",
+        "hardware": text_of(root / "proc/device-tree/model").rstrip("\0"),
+        "power_mode": power_mode(root),
+        "governor": text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    }
 
 
 def power_mode(root: Path = Path("/")) -> str:
@@ -81,31 +67,15 @@ class TimedReading:
     reading: Reading
     gpu_share: float | None = None
 
-    @property
-    def temperature(self) -> tuple[float | None, str]:
-        """The highest temperature in degrees Celsius and its sensor; None and empty if there is no such sensor."""
-        found = {name: value.value for name, value in self.reading.temperatures_c.items()}
-        name = max(found, key=found.__getitem__, default="")
-        return found.get(name), name
-
-    @property
-    def clock_share(self) -> float | None:
-        """The lowest clock relative to its limit; None if no clock has a limit."""
-        shares = [value.value / value.limit for value in self.reading.clocks_mhz.values() if value.limit]
-        return min(shares, default=None)
-
 
 @dataclass(frozen=True)
 class SensorSummary:
-    """Readings over some time. power_w: mean, in watts. temperature_c, hottest_sensor: the highest temperature, in
-    degrees Celsius, and its sensor.
-
-    throttled: reason by name of what was throttled. gpu_share: mean busy share of a Jetson's GPU, 0 to 1.
+    """Readings over some time; None: not readable. power_w: mean, in watts. temperature_c: the highest, in degrees
+    Celsius. throttled: reason by name of what was throttled. gpu_share: mean busy share of a Jetson's GPU, 0 to 1.
     """
 
     power_w: float | None
     temperature_c: float | None
-    hottest_sensor: str
     throttled: dict[str, str]
     gpu_share: float | None
 
@@ -142,16 +112,12 @@ class SensorLog:
 
 
 def summarize(readings: Sequence[TimedReading]) -> SensorSummary:
-    """The summary of these readings; its figures are None where no reading has them."""
-    powers = [each.reading.total_w for each in readings]
-    known = [power for power in powers if power is not None]
-    temperatures = [(value, name) for value, name in (each.temperature for each in readings) if value is not None]
-    hottest, sensor = max(temperatures, default=(None, ""))
+    """The summary of these readings."""
+    powers = [each.reading.total_w for each in readings if each.reading.total_w is not None]
     loads = [each.gpu_share for each in readings if each.gpu_share is not None]
     return SensorSummary(
-        sum(known) / len(known) if known else None,
-        hottest,
-        sensor,
+        sum(powers) / len(powers) if powers else None,
+        max((value.value for each in readings for value in each.reading.temperatures_c.values()), default=None),
         {name: reason for each in readings for name, reason in each.reading.throttled.items()},
         sum(loads) / len(loads) if loads else None,
     )

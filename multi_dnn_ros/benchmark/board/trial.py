@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from multi_dnn_ros.benchmark.board.machine import SensorLog, summarize
-from multi_dnn_ros.benchmark.board.record import Latency, Trial
 from multi_dnn_ros.benchmark.board.search import DROP_LIMIT, min_frames, served
-from multi_dnn_ros.benchmark.board.time_plan import MIN_TRIAL_S
 from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.errors import CommandError
@@ -16,6 +17,8 @@ from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.engine.task import DropEffect, DropReason
 
 NOT_RECEIVED = "not_received"
+#: Minimum duration of a trial, at any rate.
+MIN_TRIAL_S = 3.0
 #: Drops that parameters such as max_rate_hz ask for: these results do not count as missing.
 _REFUSED = tuple(reason.value for reason in DropReason if reason.effect is DropEffect.REFUSED)
 _WARM_UP_S = 1.0
@@ -23,6 +26,37 @@ _FIRST_IMAGE_LIMIT_S = 60.0
 _REPORT_LIMIT_S = 30.0
 _SETTLE_LIMIT_S = 60.0
 _GPU_MEMORY = "engine processes GPU reserved (bytes)"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of one rate. frames: images that each camera should have sent. results: published by the node.
+
+    dropped: results that are missing, by reason; `not_received`: their image did not reach the node, or was not sent.
+    decided: whether the bounds of the share of drops decided, not only the share itself. latency_ms: from an image's
+    stamp to the receipt of its result. CPU and memory are those of the node with its engine processes; power and
+    temperature those of the whole computer; None: not readable. ros2_benchmark: see :func:`ros2_benchmark_metrics`.
+    """
+
+    rate_hz: float
+    seconds: float
+    frames: float
+    results: int
+    results_hz: float
+    dropped: dict[str, int]
+    drop_share: float
+    passed: bool
+    decided: bool
+    latency_ms: dict[str, float] | None
+    cpu_cores: float
+    cpu_ms_per_result: float | None
+    memory_bytes: int
+    gpu_share: float | None = None
+    gpu_memory_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: dict[str, str] = field(default_factory=dict)
+    ros2_benchmark: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,15 +78,12 @@ def run_trial(
 
     The trial ends when the bounds of the share of drops decide (:func:`~multi_dnn_ros.benchmark.board.search.served`),
     but not before min_s if it passes, and after max_s in any case. The bounds are computed whenever the number of
-    frames has doubled, and once per second from min_s on.
+    frames has doubled, and once per second from min_s on. Raises CommandError if the node does not report.
     """
 
-    def spin(seconds: float) -> None:
-        def step(_: float) -> None:
-            sensors.poll()
-            progress()
-
-        rig.spin(seconds, step)
+    def step(_: float) -> None:
+        sensors.poll()
+        progress()
 
     before = _received(rig)
     for name in rig.plans:
@@ -65,8 +96,9 @@ def run_trial(
         raise CommandError(
             f"the node received no image of {', '.join(silent())} within {_FIRST_IMAGE_LIMIT_S:g} s; see {rig.folder}"
         )
-    gpu_watch = GpuWatch(_gpu_index(rig))
-    spin(_WARM_UP_S)
+    number = (rig.value("node", "device") or "").partition(":")[2]
+    gpu_watch = GpuWatch(int(number) if number.isdecimal() else 0)
+    rig.spin(_WARM_UP_S, step)
     begin = _read(rig)
     with gpu_watch as watch:
         next_check = max(min_frames(), MIN_TRIAL_S * rate_hz)
@@ -81,18 +113,13 @@ def run_trial(
                 next_check = 2.0 * frames if elapsed_s < min_s else frames + rate_hz
             if elapsed_s >= max_s:
                 break
-            spin(min(1.0, max(0.05, max_s - elapsed_s)))
-        memory_bytes = rig.samples[-1].resident_bytes
+            rig.spin(min(1.0, max(0.05, max_s - elapsed_s)), step)
+        memory_bytes = rig.samples[-1].memory_bytes
     trial = _trial(rig, rate_hz, begin, end, sensors, watch, memory_bytes)
     for name in list(rig.cameras):
         rig.stop_camera(name)
     rig.settle(_SETTLE_LIMIT_S)
     return trial
-
-
-def _gpu_index(rig: Rig) -> int:
-    number = (rig.value("node", "device") or "").partition(":")[2]
-    return int(number) if number.isdecimal() else 0
 
 
 def _received(rig: Rig) -> dict[str, int]:
@@ -141,37 +168,69 @@ def _trial(
     seconds = end.at_s - begin.at_s
     frames = rate_hz * seconds
     results = end.published - begin.published
-    latencies = [
-        latency for stream in rig.receipts.values() for latency in stream.between(begin.observed_s, end.observed_s)
-    ]
-    samples = [sample for sample in rig.samples if begin.observed_s <= sample.at_s <= end.observed_s]
+    span = begin.observed_s, end.observed_s
+    latencies = [latency for stream in rig.receipts.values() for latency in stream.between(*span)]
+    samples = [sample for sample in rig.samples if span[0] <= sample.at_s <= span[1]]
     cores = 0.0
     if len(samples) > 1:
         cores = (samples[-1].cpu_s - samples[0].cpu_s) / (samples[-1].at_s - samples[0].at_s)
     verdict = served(share, frames)
-    summary = summarize(sensors.between(begin.observed_s, end.observed_s))
+    summary = summarize(sensors.between(*span))
     gpu = watch.figures() if (rig.value("node", "device") or "").startswith("cuda") else {}
-    gpu_memory = int(rig.value("node", _GPU_MEMORY) or 0)
-    results_hz = results / seconds
+    streams = [stream for stream in rig.switched_on.values() if stream.between(*span)]
+    slowest = min(streams, key=lambda stream: len(stream.between(*span)), default=None)
     return Trial(
         rate_hz=rate_hz,
         seconds=seconds,
         frames=frames,
         results=results,
-        results_hz=results_hz,
+        results_hz=results / seconds,
         dropped=dropped,
         drop_share=min(1.0, share),
         passed=verdict if verdict is not None else share < DROP_LIMIT,
         decided=verdict is not None,
-        latency_ms=Latency.model_validate(distribution(latencies)) if latencies else None,
+        latency_ms=distribution(latencies) if latencies else None,
         cpu_cores=cores,
-        cpu_ms_per_result=1e3 * cores / results_hz if results else None,
+        cpu_ms_per_result=1e3 * cores * seconds / results if results else None,
         memory_bytes=memory_bytes,
         gpu_share=gpu.get("busy_mean", summary.gpu_share),
-        gpu_memory_bytes=gpu_memory or None,
+        gpu_memory_bytes=int(rig.value("node", _GPU_MEMORY) or 0) or None,
         power_w=summary.power_w,
-        energy_j_per_result=summary.power_w / results_hz if summary.power_w is not None and results else None,
         temperature_c=summary.temperature_c,
-        hottest_sensor=summary.hottest_sensor,
         throttled=summary.throttled,
+        ros2_benchmark=ros2_benchmark_metrics(slowest.times(*span), slowest.between(*span), rate_hz, frames)
+        if slowest is not None
+        else {},
     )
+
+
+def ros2_benchmark_metrics(
+    times_s: list[float], latencies_ms: list[float], rate_hz: float, frames: float
+) -> dict[str, float]:
+    """The metrics of one stream under the names, and with the definitions, of NVIDIA's ros2_benchmark.
+
+    times_s, latencies_ms: of each result, at least one. Rates in Hz, times in ms. The jitter is the absolute difference
+    of consecutive times between results; it needs three results.
+    """
+    duration_s = times_s[-1] - times_s[0]
+    metrics: dict[str, Any] = {
+        "RECEIVED_DURATION": 1e3 * duration_s,
+        "MEAN_PLAYBACK_FRAME_RATE": rate_hz,
+        "MEAN_FRAME_RATE": len(times_s) / duration_s if duration_s > 0.0 else 0.0,
+        "NUM_MISSED_FRAMES": max(0, round(frames) - len(times_s)),
+        "NUM_FRAMES_SENT": round(frames),
+        "FIRST_SENT_RECEIVED_LATENCY": latencies_ms[0],
+        "LAST_SENT_RECEIVED_LATENCY": latencies_ms[-1],
+        "MAX_LATENCY": max(latencies_ms),
+        "MIN_LATENCY": min(latencies_ms),
+        "MEAN_LATENCY": sum(latencies_ms) / len(latencies_ms),
+    }
+    if len(times_s) > 2:
+        jitter = 1e3 * np.abs(np.diff(np.diff(times_s)))
+        metrics |= {
+            "MAX_JITTER": float(jitter.max()),
+            "MIN_JITTER": float(jitter.min()),
+            "MEAN_JITTER": float(jitter.mean()),
+            "STD_DEV_JITTER": float(jitter.std()),
+        }
+    return {f"BasicPerformanceMetrics.{name}": float(value) for name, value in metrics.items()}

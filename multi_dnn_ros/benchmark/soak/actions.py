@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import psutil
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.qos import QoSProfile
@@ -17,9 +18,7 @@ from std_srvs.srv import SetBool
 
 from multi_dnn_ros.benchmark.rig import NODE, Rig
 from multi_dnn_ros.benchmark.soak import plan
-from multi_dnn_ros.benchmark.soak.engines import EngineLog
 from multi_dnn_ros.benchmark.soak.plan import Event
-from multi_dnn_ros.benchmark.soak.resources import NodeResources
 from multi_dnn_ros.settings.parameter_fields import shown
 
 DONE, SKIPPED, REFUSED, FAILED, UNANSWERED, UNDER_WAY = (
@@ -54,30 +53,18 @@ class Outcome:
         }
 
 
-@dataclass
-class OverlayPeriod:
-    """One period in which the overlay was watched."""
-
-    topic: str
-    begin_s: float
-    end_s: float = 0.0
-    images: int = 0
-
-
 class Actions:
     """Carries out events in a rig; requests are answered while the rig spins. seed: for choosing engine processes."""
 
-    def __init__(self, rig: Rig, resources: NodeResources, engines: EngineLog, seed: int) -> None:
+    def __init__(self, rig: Rig, seed: int) -> None:
         self.outcomes: list[Outcome] = []
-        self.overlay_periods: list[OverlayPeriod] = []
+        self.overlays: dict[str, int] = {}  # images by topic that was watched
         self._rig = rig
-        self._resources = resources
-        self._engines = engines
         self._random = random.Random(seed)
         self._set = rig.observer.create_client(SetParameters, f"{NODE}/set_parameters")
         self._enable = {dnn: rig.observer.create_client(SetBool, f"{NODE}/{dnn}/enable") for dnn in rig.config.dnns}
         self._former_swap: tuple[str | None, str | None] = (None, None)  # status when the latest swap was accepted
-        self._overlays: dict[str, tuple[Any, OverlayPeriod]] = {}
+        self._watched: dict[str, Any] = {}  # subscription by topic
         self._handlers: dict[str, Callable[[Event], None]] = {
             plan.SET: lambda event: self._set_parameter(event, event.target, event.value),
             plan.SWAP: self._swap_model,
@@ -125,7 +112,7 @@ class Actions:
 
     def close(self) -> None:
         """Stop watching overlays."""
-        for topic in list(self._overlays):
+        for topic in list(self._watched):
             self._stop_watching(topic)
 
     def failures(self) -> list[str]:
@@ -204,25 +191,19 @@ class Actions:
         if not event.value:
             self._stop_watching(event.target)
         else:
-            period = OverlayPeriod(event.target, self._rig.now())
-            self.overlay_periods.append(period)
+            self.overlays.setdefault(event.target, 0)
 
             def receive(data: bytes) -> None:
-                period.images += 1
+                self.overlays[event.target] += 1
 
             kind = CompressedImage if event.target.endswith("/compressed") else Image
-            self._overlays[event.target] = (
-                self._rig.observer.create_subscription(
-                    kind, f"{NODE}/{event.target}", receive, QoSProfile(depth=1), raw=True
-                ),
-                period,
+            self._watched[event.target] = self._rig.observer.create_subscription(
+                kind, f"{NODE}/{event.target}", receive, QoSProfile(depth=1), raw=True
             )
         self._set_outcome()
 
     def _stop_watching(self, topic: str) -> None:
-        subscription, period = self._overlays.pop(topic)
-        period.end_s = self._rig.now()
-        self._rig.observer.destroy_subscription(subscription)
+        self._rig.observer.destroy_subscription(self._watched.pop(topic))
 
     def _kill_camera(self, event: Event) -> None:
         self._rig.kill_camera(event.target)
@@ -234,7 +215,8 @@ class Actions:
 
     def _kill_engine(self, event: Event) -> None:
         """Kill an engine process that serves according to the diagnostics, with SIGKILL."""
-        pids = [pid for pid in self._engines.serving() if self._resources.serves(pid)]
+        named = [self._rig.value(name, "pid") or "none" for name in self._rig.statuses if name.startswith("engine ")]
+        pids = sorted(int(pid) for pid in named if pid != "none" and psutil.pid_exists(int(pid)))
         if not pids:
             self._set_outcome(SKIPPED, "no engine process serves")
             return

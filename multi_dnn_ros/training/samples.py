@@ -1,0 +1,147 @@
+"""Images of a data set with their truth, one at a time, and how they are fitted to the input of a network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from multi_dnn_ros.training.metrics import Truth
+from multi_dnn_ros.vision.preprocess import Preprocess
+
+Batch = dict[str, Tensor]
+
+#: Maximum number of boxes per image, ignored ones included; a generated scene has fewer than half as many.
+MAX_BOXES = 96
+#: Class numbers of padding rows, of ignored boxes, and of crowds, which are also ignored: CROWD - k for class k.
+NO_BOX, IGNORED, CROWD = -1, -2, -3
+
+
+class DatasetError(ValueError):
+    """A data set is missing, empty or malformed; the message names the file or folder."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An image (H, W, 3) uint8 RGB with one or several kinds of truth.
+
+    label: number of its class. boxes: (N, 4) float32 x1, y1, x2, y2 in pixels of the image; classes: (N,) int64, a
+    class, IGNORED or CROWD - k. mask: (h, w) uint8 of any size with the image's aspect ratio, nonzero = lane.
+    """
+
+    image: npt.NDArray[np.uint8]
+    label: int | None = None
+    boxes: npt.NDArray[np.float32] | None = None
+    classes: npt.NDArray[np.int64] | None = None
+    mask: npt.NDArray[np.uint8] | None = None
+
+
+class Rows(ABC):
+    """One part of a data set. framing: how an image is fitted to a network's input, without mean and std. unusable:
+    items of the data that are not in the rows, each with the reason, such as an image without a mask.
+    """
+
+    framing: Preprocess
+    unusable: Sequence[str] = ()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """The name of row `index` in messages."""
+
+    @abstractmethod
+    def sample(self, index: int) -> Sample:
+        """Row `index` as it is stored. Raises DatasetError, which names the file, if it cannot be used."""
+
+    def read(self, index: int) -> Batch:
+        """Row `index` fitted to the input: image (3, h, w) uint8; label () int64, or boxes (MAX_BOXES, 4) float32 in
+        pixels of the input and classes (MAX_BOXES,) int64, or mask (1, h, w) uint8, 0..255 = share that is lane.
+        Raises DatasetError as `sample` does.
+        """
+        return fit(self.sample(index), self.framing)
+
+
+class SomeRows(Rows):
+    """A subset of other rows."""
+
+    def __init__(self, rows: Rows, indices: Sequence[int], unusable: Sequence[str] = ()) -> None:
+        self.rows, self.indices, self.unusable, self.framing = rows, indices, unusable, rows.framing
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def name(self, index: int) -> str:
+        return self.rows.name(self.indices[index])
+
+    def sample(self, index: int) -> Sample:
+        return self.rows.sample(self.indices[index])
+
+    def read(self, index: int) -> Batch:
+        return self.rows.read(self.indices[index])
+
+
+def fit(sample: Sample, framing: Preprocess) -> Batch:
+    """A sample fitted to an input, see `Rows.read`."""
+    height, width = sample.image.shape[:2]
+    row: Batch = {"image": framed(sample.image, framing)}
+    area = framing.geometry((height, width))
+    if sample.label is not None:
+        row["label"] = torch.tensor(sample.label)
+    if sample.boxes is not None and sample.classes is not None:
+        row["boxes"], row["classes"] = torch.zeros(MAX_BOXES, 4), torch.full((MAX_BOXES,), NO_BOX)
+        count = min(len(sample.boxes), MAX_BOXES)
+        scale, offset = np.array([area.scale_x, area.scale_y] * 2), np.array([area.left, area.top] * 2)
+        row["boxes"][:count] = torch.from_numpy((sample.boxes * scale + offset)[:count])
+        row["classes"][:count] = torch.from_numpy(sample.classes[:count])
+    if sample.mask is not None:
+        lane = (sample.mask > 0).astype(np.float32)
+        share = cv2.resize(lane, (area.width, area.height), interpolation=cv2.INTER_AREA)
+        mask = torch.zeros(1, framing.height, framing.width, dtype=torch.uint8)  # the padding is not lane
+        inside = mask[0, area.top : area.top + area.height, area.left : area.left + area.width]
+        inside[:] = torch.from_numpy(np.rint(share * 255).astype(np.uint8))
+        row["mask"] = mask
+    return row
+
+
+def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> Tensor:
+    """(H, W, 3) uint8 -> (3, height, width) uint8, resized exactly as the node does before the network."""
+    (values,) = framing(torch.from_numpy(np.ascontiguousarray(image)))
+    return values[0].mul_(255.0).round_().to(torch.uint8)
+
+
+def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> Truth:
+    """The truth from boxes (N, 4) float32 and class numbers (N,) int64, which may be NO_BOX, IGNORED or CROWD - k."""
+    ignored = classes <= IGNORED
+    # CROWD - IGNORED is -1: no crowd.
+    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[ignored], CROWD - classes[ignored])
+
+
+def read_rgb(path: Path) -> npt.NDArray[np.uint8]:
+    """An image file, (H, W, 3) uint8 RGB. Raises DatasetError, which names the file, if it cannot be read."""
+    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1], dtype=np.uint8)
+
+
+def read_mask(path: Path) -> npt.NDArray[np.uint8]:
+    """A mask file of any depth, (H, W) uint8: 255 where it is not 0. Raises DatasetError if it cannot be read."""
+    # Without the second flag OpenCV keeps only the high byte of 16-bit values: small lane numbers would become 0.
+    return np.asarray((_read(path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH) > 0) * 255, dtype=np.uint8)
+
+
+def _read(path: Path, mode: int) -> npt.NDArray[Any]:
+    try:
+        image = cv2.imread(str(path), mode)
+    except cv2.error as error:  # the header claims more pixels than OpenCV allows
+        raise DatasetError(f"{path}: not a readable image ({error.err})") from None
+    if image is None:
+        raise DatasetError(f"{path}: not a readable image")
+    return image

@@ -1,0 +1,117 @@
+"""The node and cameras that a benchmark starts, and what it observes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from multi_dnn_ros.benchmark.cameras import CameraPlan
+from multi_dnn_ros.benchmark.gpu_watch import parse_output
+from multi_dnn_ros.benchmark.node_config import reported_results
+from multi_dnn_ros.benchmark.observation import ProcessTree
+from multi_dnn_ros.benchmark.rig import Rig
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import NodeConfig
+
+
+def config_of(tmp_path: Path, parameters: str) -> NodeConfig:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(f"/**: {{ros__parameters: {{{parameters}}}}}\n")
+    return read_params_file(path)
+
+
+def plans(*names: str) -> list[CameraPlan]:
+    return [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in names]
+
+
+def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "cameras: [front, rear], dnns: [lane, object], dnn: {lane: {cameras: [front]}}")
+    rig = Rig(tmp_path, config, plans("front", "rear"))
+    assert list(rig.accounts()) == [("lane", "front"), ("object", "front"), ("object", "rear")]
+    assert rig.config.dnns["object"].cameras == ["front", "rear"]
+    with pytest.raises(UsageError, match=r"dnn\.lane\.cameras is front; this run has the cameras rear"):
+        Rig(tmp_path, config, plans("rear"))
+    alone = config.model_copy(update={"dnns": {"lane": config.dnns["lane"]}})
+    with pytest.raises(UsageError, match="camera rear of this run is in none"):
+        Rig(tmp_path, alone, plans("front", "rear"))
+
+
+def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "cameras: [front], dnns: [lane], dnn: {lane: {enable: false}}")
+    with pytest.raises(UsageError, match=r"camera front .* its DNNs are all switched off by dnn\.lane\.enable"):
+        Rig(tmp_path, config, plans("front"))
+
+
+def test_the_first_of_several_results_is_observed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, config_of(tmp_path, "dnns: [object]"), plans("front"))
+    topic = ("/multi_dnn/front/object/detections", "vision_msgs/msg/Detection2DArray")
+    assert rig.result_topic("object", "front") == topic
+    rig._results = reported_results("lane (lanes), object/road (drivable_area), object/cars (detections)")
+    assert rig.result_topic("object", "front")[0].startswith("/multi_dnn/front/object/road/")
+
+
+def test_a_camera_process_is_known_before_an_interrupt_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    class InterruptedWhileStarting:
+        def __init__(self, name: str, *rest: object) -> None:
+            self.name = name
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def __enter__(self) -> InterruptedWhileStarting:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            ended.append(self.name)
+
+    rig = Rig(tmp_path, config_of(tmp_path, "dnns: [object]"), plans("front"))
+    rig._images = tmp_path
+    monkeypatch.setattr("multi_dnn_ros.benchmark.rig.Child", InterruptedWhileStarting)
+    monkeypatch.setattr(Rig, "_start", lambda self: None)
+    with pytest.raises(KeyboardInterrupt), rig:
+        rig.start_camera("front")
+    assert ended == ["camera front"]
+
+
+#: Burns CPU time in a child, then waits.
+_PARENT = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-c", "import time\\nend = time.process_time() + 0.2\\nwhile time.process_time() < end: pass\\ntime.sleep(1)"])
+print("ended", flush=True)
+sys.stdin.read()
+"""  # noqa: E501
+
+
+def test_resources_are_those_of_all_processes_and_what_is_left_is_named() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    tree = ProcessTree(process.pid)
+    deadline_s = time.monotonic() + 20.0
+    while tree.sample().cpu_s < 0.2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ended\n"
+    sample = tree.sample()
+    assert sample.cpu_s >= 0.2  # a process that has ended counts
+    assert sample.memory_bytes > 1 << 20
+    assert sample.threads >= 1
+    process.communicate()
+    with pytest.raises(psutil.NoSuchProcess):
+        tree.sample()
+    assert tree.left() == []
+
+
+def test_nvidia_smi_output_is_parsed() -> None:
+    found = parse_output("37, 1024\n\n[N/A], 5\n93, 1030\n1")
+    assert found == {"samples": 2, "busy_mean": 0.65, "busy_most": 0.93, "memory_mib": [1024.0, 1030.0]}
+    assert parse_output("NVIDIA-SMI has failed") == {}
