@@ -93,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{option} needs --video; a drive takes DNNs and device from its parameter file")
     from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.comparison import SETS, run_both
-    from multi_dnn_ros.demo.output_folder import locked_output
     from multi_dnn_ros.demo.run import Demo
     from multi_dnn_ros.settings.params_file import read_params_file
     from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
@@ -115,7 +114,6 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
     )
     read_params_file(demo.params_file)  # before anything is written
-    with locked_output(args.output):
-        if args.params_file is None and dnns == "both":
-            return run_both(demo)
-        return demo.run().exit_code
+    if args.params_file is None and dnns == "both":
+        return run_both(demo)
+    return demo.run().exit_code

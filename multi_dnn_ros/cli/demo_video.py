@@ -37,7 +37,7 @@ def run_video(args: argparse.Namespace) -> int:
     from multi_dnn_ros.camera.source import SourceError
     from multi_dnn_ros.common.allocator import configure_malloc
     from multi_dnn_ros.demo.figures import VideoFigures
-    from multi_dnn_ros.demo.output_folder import check_output, clear_output, locked_output
+    from multi_dnn_ros.demo.output_folder import check_output, clear_output
     from multi_dnn_ros.demo.video import VideoMessages
     from multi_dnn_ros.replay.replay import configured_replay
 
@@ -50,14 +50,13 @@ def run_video(args: argparse.Namespace) -> int:
     except SourceError as error:
         raise CommandError(str(error)) from None
     replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
-    with locked_output(args.output, args.video):
-        clear_output(args.output)
-        figures = VideoFigures({name: dnn.model for name, dnn in config.dnns.items()})
-        summary = _replay(args.output, video, replay, figures)
-        figures.write(args.output / "summary.json", summary, video=str(args.video), device=str(replay.device))
-        print(figures.table(summary))
-        for damage in summary.input_damage:
-            print(f"warning: {damage}", file=sys.stderr)
+    clear_output(args.output)
+    figures = VideoFigures({name: dnn.model for name, dnn in config.dnns.items()})
+    summary = _replay(args.output, video, replay, figures)
+    figures.write(args.output / "summary.json", summary, video=str(args.video), device=str(replay.device))
+    print(figures.table(summary))
+    for damage in summary.input_damage:
+        print(f"warning: {damage}", file=sys.stderr)
     print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
     silent = [dnn for dnn in config.dnns if not figures.frames(dnn)]
     if silent:

@@ -7,16 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.demo.recorded_frames import RecordedFrame, Stream
+from multi_dnn_ros.demo.recorded_frames import RecordedFrame
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.vision.result_kind import ResultKind
-from multi_dnn_ros.vision.results import Detections
-
-#: Minimum intersection over union of a detected box and a true box to match.
-_SAME_BOX = 0.5
+from multi_dnn_ros.vision.results import Detections, Lanes, boxes_of
 
 
 @dataclass
@@ -62,24 +57,14 @@ class DnnFigures:
         return summary
 
 
-def quality(frame: RecordedFrame, streams: Sequence[Stream]) -> float:
-    """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed boxes against it.
-
-    streams: those of all DNNs. 0 unless every DNN has a result.
-    """
-    if frame.truth is None or any(stream.dnn not in frame.results for stream in streams):
-        return 0.0
-    score = 0.0
-    for stream in streams:
-        output = frame.results[stream.dnn].output
-        if stream.kind.truth == "lanes":
-            score += 0.5 * len(output.lanes)
-        elif stream.kind.truth == "boxes":
-            truth = _of_classes(frame.truth, stream.labels)
-            matched = _matched(output, truth)
-            score += 2 * matched - len(output) - 0.5 * len(truth.boxes)
-            score += 1.5 * len({stream.labels[k] for k in truth.class_ids}) if matched else 0.0
-    return score
+def result_count(frame: RecordedFrame) -> int:
+    """Number of boxes and lane lines of all DNNs."""
+    count = 0
+    for result in frame.results.values():
+        boxes = boxes_of(result.output)
+        found = result.output.lanes if isinstance(result.output, Lanes) else boxes
+        count += 0 if found is None else len(found)
+    return count
 
 
 def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any]]:
@@ -112,16 +97,3 @@ def frame_counts(status: Mapping[str, Any]) -> dict[str, Any]:
 def _of_classes(truth: Detections, labels: Sequence[str]) -> Truth:
     """The true boxes of these classes, numbered as in `labels`."""
     return Truth.among(labels, truth.boxes, truth.class_ids, truth.labels)
-
-
-def _matched(found: Detections, truth: Truth) -> int:
-    """True boxes matched by a detected box of their class."""
-    if not len(found) or not len(truth.boxes):
-        return 0
-    low = np.maximum(found.boxes[:, None, :2], truth.boxes[None, :, :2])
-    high = np.minimum(found.boxes[:, None, 2:], truth.boxes[None, :, 2:])
-    shared = np.prod(np.clip(high - low, 0, None), axis=2)
-    areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (found.boxes, truth.boxes)]
-    overlap = shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-6)
-    same = found.class_ids[:, None] == truth.class_ids[None]
-    return int(((overlap >= _SAME_BOX) & same).any(axis=0).sum())

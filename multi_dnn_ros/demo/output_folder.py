@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.file_lock import lock_file
 
 #: Empty file that marks the folder, and its recording, as written by a demo.
 MARK = ".multi_dnn_demo"
@@ -36,18 +33,6 @@ def check_output(output: Path, video: Path | None = None) -> None:
             raise UsageError(
                 f"{path} exists and is not {what} of a demo; nothing is overwritten: choose another --output"
             )
-
-
-@contextmanager
-def locked_output(output: Path, video: Path | None = None) -> Iterator[None]:
-    """Create the folder, and keep other demos from writing to it until the block ends.
-
-    Raises what check_output() raises, and CommandError if another demo is writing to it.
-    """
-    check_output(output, video)
-    taken = f"another demo is writing to {output}; wait for its end, or choose another --output"
-    with lock_file(output / MARK, taken, "do not start two demos with this output folder"):
-        yield
 
 
 def clear_output(output: Path) -> None:

@@ -14,7 +14,7 @@ from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
 from multi_dnn_ros.common.reporting import provenance, table, write_json
-from multi_dnn_ros.demo.evaluation import DnnFigures, frame_counts, last_statuses, quality
+from multi_dnn_ros.demo.evaluation import DnnFigures, frame_counts, last_statuses, result_count
 from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, RecordedResult, Stream, recorded_frames
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.vision.drawing import draw
@@ -94,7 +94,7 @@ def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
     """Score and draw the frames one by one; only a few of them are in memory at once."""
     figures = {stream.dnn: DnnFigures(stream.kind, stream.labels) for stream in recorded.streams}
     kinds = {stream.dnn: stream.kind for stream in recorded.streams}
-    best: tuple[float, npt.NDArray[np.uint8]] | None = None
+    best: tuple[int, npt.NDArray[np.uint8]] | None = None
     last: dict[str, tuple[int, RecordedResult]] = {}
     with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
         frames = recorded_frames(bag, recorded.topics, recorded.streams)
@@ -103,7 +103,7 @@ def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
                 figure.add(dnn, frame)
             picture = _drawn(frame, last, kinds)
             video.write(picture, frame.stamp_ns)
-            value = quality(frame, recorded.streams)
+            value = result_count(frame)
             if best is None or value > best[0]:
                 best = value, picture
     if best is not None:

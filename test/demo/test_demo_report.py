@@ -16,8 +16,8 @@ from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_mes
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.demo.comparison import SETS, Figures, comparison_table, run_both
-from multi_dnn_ros.demo.evaluation import frame_counts, quality
-from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, Stream, recorded_frames
+from multi_dnn_ros.demo.evaluation import frame_counts
+from multi_dnn_ros.demo.recorded_frames import CameraTopics, Stream, recorded_frames
 from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
 from multi_dnn_ros.demo.run import Demo
 from multi_dnn_ros.models.sources import weights_file
@@ -153,24 +153,6 @@ def test_frames_come_once_in_order_whatever_the_window(tmp_path: Path) -> None:
             lane = seen[0].results["lane"].output
             assert isinstance(lane, Lanes)
             np.testing.assert_allclose(lane.lanes[0].points, [[10, 200], [20, 100]])
-
-
-def test_quality_prefers_true_boxes_over_false_and_missed_ones() -> None:
-    labels = ("car", "truck")
-    box = np.array([[10, 10, 60, 60]], np.float32)
-    one = Detections(box, np.ones(1, np.float32), np.zeros(1, np.int64), labels)
-    none = Detections(box[:0], np.ones(0, np.float32), np.zeros(0, np.int64), labels)
-    elsewhere = Detections(box + 100, np.ones(1, np.float32), np.zeros(1, np.int64), labels)
-
-    stream = Stream("object", RESULT_KINDS.get("detections"), {}, labels)
-
-    def value(found: Detections) -> float:
-        from multi_dnn_ros.demo.recorded_frames import RecordedResult
-
-        return quality(RecordedFrame(0, truth=one, results={"object": RecordedResult(found, 1.0)}), [stream])
-
-    assert value(one) > value(none) > value(elsewhere)
-    assert quality(RecordedFrame(0, truth=one), [stream]) == 0.0
 
 
 def test_counts_keep_only_reasons_that_occurred() -> None:

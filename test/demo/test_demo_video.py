@@ -12,7 +12,7 @@ import two_heads
 from tiny_exports import SIZE, TinyYolo, export
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.demo.output_folder import MARK, locked_output
+from multi_dnn_ros.demo.output_folder import MARK
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.training.scenes import SceneGenerator
@@ -202,18 +202,3 @@ def test_an_error_is_reported_in_one_line(video: Path, tmp_path: Path, capsys: p
     with pytest.raises(SystemExit):
         main(["demo", "--video", str(video), "--model", "yolo.onnx"])
     assert "'yolo.onnx' is not NAME=MODEL" in capsys.readouterr().err
-
-
-def test_only_one_demo_at_a_time_writes_to_a_folder(
-    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    with locked_output(out):
-        (out / "node.log").write_text("of the first demo")
-        arguments = ["--video", str(video), "--model", "lane=builtin:lane_small", "--seconds", "0.2"]
-        for demo in (arguments, ["--seconds", "1"]):
-            assert main(["demo", *demo, "--output", str(out)]) == 1
-            assert f"another demo is writing to {out}" in capsys.readouterr().err
-        assert (out / "node.log").read_text() == "of the first demo"
-    assert main(["demo", *arguments, "--output", str(out)]) == 0
-    assert not (out / "node.log").exists()
