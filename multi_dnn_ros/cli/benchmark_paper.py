@@ -68,7 +68,7 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--branches", nargs="*", metavar="MODEL",
         help="measure the parallel branches of these networks instead (without a name: of seven, see "
         "docs/benchmarks.md)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="with --branches: size of the image in pixels (default: of each network)")
+    add("--size", type=size, metavar="WxH", help="with --branches: image size in pixels (default: of each network)")
     add_device(parser)
     add_seed(parser, "weights, images and the order of runs")
     add("--output", type=Path, metavar="JSON",
