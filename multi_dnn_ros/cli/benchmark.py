@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.cli import benchmark_branches, benchmark_paper
+from multi_dnn_ros.cli import benchmark_paper
 from multi_dnn_ros.cli.arguments import minutes, not_negative, positive, positive_float, size, soak_minutes
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
@@ -67,7 +67,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     scenarios = add_subcommands(parser, "scenario")
     _add_board(scenarios)
     benchmark_paper.add_scenario(scenarios)
-    benchmark_branches.add_scenarios(scenarios)
     _add_soak(scenarios)
 
 

@@ -1,21 +1,22 @@
-"""``multi-dnn benchmark paper``: several large DNNs at once, under many conditions."""
+"""``multi-dnn benchmark paper``: several large DNNs at once, and parallel branches, beside their baselines."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.cli.benchmark_sets import add_execution, add_output, check_output, chosen_device, print_progress
+from multi_dnn_ros.cli.arguments import positive, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.cli.options import add_device, add_seed, check_writable, save_figures
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
 
-_PAPER = """\
+_DETAILS = """\
 The experiments of Kim, Kim and Kim (2022), the paper whose method this package implements: several DNNs at once, each
 starting its next inference when the previous one ends. The time of one inference is measured while all of them run.
-
-Every condition runs once in each repeat, in random order; ratios are taken within a repeat. Without --artifacts weights
-are random; decomposed networks have the structure that results from the paper's reductions of MACs.
+Every condition runs once in each repeat, in random order; ratios are taken within a repeat.
 
 sets:
   small               2 ResNet18 and a SqueezeNet at 64x64, for a CPU
@@ -25,14 +26,18 @@ sets:
 
 conditions:
 {conditions}
+
+With --branches single networks are measured instead: serially, and with their independent branches on 2, 4 and 8
+streams (on a CPU: threads); on a GPU at fp16, also with Inductor. Besides models, these names are allowed:
+encoder-windows and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and
+tracker-equal have equal heads.
 """
-_PAPER_EXAMPLES = """\
+_EXAMPLES = """\
 multi-dnn benchmark paper --set small --device cpu
-multi-dnn benchmark paper --set vgg16_x8 --output vgg.json
-multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json --resume
+multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json
 multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
+multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --output branches.json
 """
-_EXTRA_FILES = "tables (.md) and plots (.png) beside it"
 
 
 def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
@@ -43,30 +48,53 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     conditions = "\n".join(f"  {name:<{width}}{condition.text}" for name, condition in CONDITIONS.items())
     parser = add_command(
         scenarios, "paper", "compare ways to run several large DNNs at once, as in the paper",
-        details=_PAPER.format(conditions=conditions), examples=_PAPER_EXAMPLES, run=_paper,
+        details=_DETAILS.format(conditions=conditions), examples=_EXAMPLES, run=_run,
     )  # fmt: skip
     add = parser.add_argument
     add("--set", nargs="+", default=["small"], metavar="SET", help="sets of DNNs, see above (default: small)")
     add("--conditions", nargs="+", default=[], metavar="CONDITION",
-        help="conditions, see above (default: those that the device can run, without the optional ones)")  # fmt: skip
-    add_execution(parser, repeats=5, repeat="runs per condition", seconds=2.0)
+        help="conditions, see above (default: those that the device can run, up to compile_mp)")  # fmt: skip
+    add("--sms", type=positive, metavar="N",
+        help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
+    add("--jobs", type=positive, default=8, metavar="N", help="jobs that a DNN is cut into (default: %(default)s)")
+    add("--repeats", type=positive, default=5, metavar="N",
+        help="runs per condition; with --branches times 40 (default: %(default)s)")  # fmt: skip
+    add("--seconds", type=positive_float, default=2.0, metavar="S",
+        help="length of each run in seconds (default: %(default)g)")  # fmt: skip
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
     add("--artifacts", type=Path, metavar="DIR",
-        help="folder `networks` of `python -m multi_dnn_ros.training controlled`: all conditions run exactly the "
-        "networks that were scored; or a folder with <builder>.safetensors, written by `multi-dnn decompose`, for "
-        "conditions ours_dcomp* (default: random weights, decomposed by the paper's ratios)")  # fmt: skip
-    add_output(parser, f"{_EXTRA_FILES}, after each repeat")
-    add("--resume", action="store_true", help="continue an interrupted run from its --output file")
+        help="folder with the networks that were scored, and their networks.json: all conditions run these (default: "
+        "random weights, decomposed by the paper's ratios)")  # fmt: skip
+    add("--branches", nargs="*", metavar="MODEL",
+        help="measure the parallel branches of these networks instead (without a name: of seven, see "
+        "docs/benchmarks.md)")  # fmt: skip
+    add("--size", type=size, metavar="WxH", help="with --branches: image size in pixels (default: of each network)")
+    add_device(parser)
+    add_seed(parser, "weights, images and the order of runs")
+    add("--output", type=Path, metavar="JSON",
+        help="write the figures to this JSON file, after each repeat or network, and a plot beside it")  # fmt: skip
 
 
-def _paper(args: argparse.Namespace) -> int:
-    check_output(args.output)
+def _run(args: argparse.Namespace) -> int:
+    from multi_dnn_ros.benchmark.paper.partition import check_partition
+    from multi_dnn_ros.pipeline.choices import choose_device
+
+    if args.output is not None:
+        require("--output", "matplotlib")
+        if args.output.suffix != ".json":
+            raise UsageError(f"--output is {args.output}; expected a .json file, as a .png file is written beside it")
+        check_writable("--output", args.output)
+    device = choose_device(args.device, "--device is")
+    check_partition(device, args.sms)
+    return _branches(args, device) if args.branches is not None else _sets(args, device)
+
+
+def _sets(args: argparse.Namespace, device: Any) -> int:
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
-    from multi_dnn_ros.benchmark.paper.measure import Plan, estimate_s, measure
+    from multi_dnn_ros.benchmark.paper.measure import Plan, measure
+    from multi_dnn_ros.benchmark.paper.report import plot_sets, sets_table
     from multi_dnn_ros.benchmark.paper.sets import choose_sets
-    from multi_dnn_ros.common.reporting import provenance, write_json
 
-    device = chosen_device(args)
     plan = Plan(
         sets=tuple(choose_sets(args.set)),
         conditions=tuple(choose_conditions(args.conditions, device)),
@@ -79,49 +107,37 @@ def _paper(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         artifacts=args.artifacts,
     )
-    origin = {"scenario": "paper", **provenance(), "settings": plan.settings()}
-    earlier = _earlier(args, origin)
-    if earlier:
-        earlier["resumed"] = [*earlier.get("resumed", ()), origin["command"]]
 
-    def save(content: Any) -> None:
-        if args.output is not None:
-            write_json(args.output, {**origin, **content})
+    def save(sets: dict[str, Any]) -> None:
+        save_figures(args.output, {"settings": plan.settings(), "sets": sets}, scenario="paper")
 
-    print(f"about {estimate_s(plan) / 60:.0f} min on {device}: {len(plan.sets)} sets, {len(plan.conditions)} "
-          f"conditions, {plan.repeats} repeats", flush=True)  # fmt: skip
-    content = {**origin, **measure(plan, earlier, save, print_progress())}
-    _show(content, args.output)
+    sets = measure(plan, save, partial(print, flush=True))
+    print(sets_table(sets))
+    if args.output is not None:
+        plot_sets(sets, args.output.with_suffix(".png"))
+        print(f"written to {args.output} and {args.output.with_suffix('.png')}")
     return 0
 
 
-def _earlier(args: argparse.Namespace, now: dict[str, Any]) -> dict[str, Any]:
-    """The results that --resume continues; empty if there are none yet."""
-    from multi_dnn_ros.benchmark.paper.report import differences, read_results
+def _branches(args: argparse.Namespace, device: Any) -> int:
+    from multi_dnn_ros.benchmark.paper.branch_networks import DEFAULT
+    from multi_dnn_ros.benchmark.paper.branches import measure_branches
+    from multi_dnn_ros.benchmark.paper.report import branches_table, plot_branches
 
-    if not args.resume:
-        return {}
-    if args.output is None:
-        raise UsageError("--resume needs --output, the file of the run to continue")
-    if not args.output.exists():
-        return {}
-    earlier = read_results(args.output)
-    if found := differences(earlier, now):
-        raise CommandError(f"--resume: {args.output} was measured under other conditions: {'; '.join(found)}")
-    return earlier
-
-
-def _show(content: dict[str, Any], output: Path | None) -> None:
-    """Print the tables; with --output write JSON, Markdown and plots."""
-    from multi_dnn_ros.benchmark.paper.plot import plot_results
-    from multi_dnn_ros.benchmark.paper.report import markdown
-    from multi_dnn_ros.common.reporting import write_json, write_text
-
-    text = markdown(content)
-    print(text)
-    if output is not None:
-        write_json(output, content)
-        written = output.with_suffix(".md")
-        write_text(written, text)
-        plots = plot_results(content, output.with_suffix(".png"))
-        print("written to " + ", ".join(str(path) for path in (output, written, *plots)))
+    networks: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for name in args.branches or DEFAULT:
+        try:
+            networks.append(measure_branches(name, device, size=args.size, rounds=40 * args.repeats, seed=args.seed))
+        except (UsageError, ValueError, RuntimeError) as error:  # all errors of models, graphs and backends are these
+            failed[name] = str(error)
+            print(f"{name} is not measured: {error}", flush=True)
+        figures = {"device": str(device), "networks": networks, "failed": failed}
+        if networks:
+            save_figures(args.output, figures, scenario="branches")
+    if networks:
+        print(branches_table(networks))
+        if args.output is not None:
+            plot_branches(networks, args.output.with_suffix(".png"))
+            print(f"written to {args.output} and {args.output.with_suffix('.png')}")
+    return 1 if failed else 0

@@ -42,16 +42,6 @@ least 50, and whole recordings (NAME of NAME_<frame>.jpg) if there are several.
 """
 
 
-def add_measured_networks(parser: argparse._ActionsContainer, also: str) -> None:
-    """The networks of a benchmark, --precision, --size and --rounds. also: what a name can be besides a model."""
-    add = parser.add_argument
-    add("networks", nargs="*", metavar="MODEL", help=f"network to measure: {also}, or {MODEL_HELP}")
-    add("--precision", choices=[name for name in PRECISIONS if name != "int8"], default="auto",
-        help="number format of the layers (default: %(default)s)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: that of each network)")
-    add("--rounds", type=positive, default=200, metavar="N", help="samples per condition (default: %(default)s)")
-
-
 def add_model(
     parser: argparse._ActionsContainer, *, several: bool = False, optional: bool = False, what: str = "network"
 ) -> None:

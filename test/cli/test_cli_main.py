@@ -160,7 +160,6 @@ def test_each_problem_of_a_parameter_file_is_a_line(capsys: pytest.CaptureFixtur
         ["retrain", "builtin:lane", "--output", "out.safetensors", "--data", "road"],
         ["profile", "layers", "builtin:lane"],
         ["profile", "training", "builtin:lane"],
-        ["benchmark", "branches", "torchvision:squeezenet1_1"],
         ["benchmark", "paper"],
     ],
     ids=" ".join,
@@ -177,8 +176,6 @@ def test_a_missing_device_is_reported_as_the_option(arguments: list[str], capsys
          "--backend is 'cuda_graph', but the device is cpu; allowed: auto, "),
         (["evaluate", "builtin:lane", "--data", "road", "--served", "--precision", "fp16"],
          "--precision is 'fp16'; allowed with backend torchscript on cpu: auto, "),
-        (["benchmark", "branches", "--precision", "fp16"],
-         "--precision is 'fp16'; allowed with backend eager on cpu: auto, "),
     ],
 )  # fmt: skip
 def test_an_impossible_backend_or_precision_is_reported_as_the_option(

@@ -13,10 +13,7 @@ from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame,
 from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.benchmark.paper.loops import EngineLoop, make_task
-from multi_dnn_ros.benchmark.paper.partition import Partition
-from multi_dnn_ros.benchmark.paper.tally import Window
-from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
+from multi_dnn_ros.engine import DropReason, Engine, Frame
 from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.job import Inference, Item, Job
@@ -357,20 +354,3 @@ def test_on_a_cpu_a_queued_job_gets_the_slot_of_the_dnn_thread(start: Callable[.
     gate.open()
     assert engine.wait_idle(WAIT)
     assert ran == ["dnn-a", "worker-0"]
-
-
-@pytest.mark.parametrize("device", [CPU, DEVICE])
-def test_the_benchmark_counts_the_cpu_time_of_jobs_of_workers_and_dnn_threads(device: torch.device) -> None:
-    spent_ns = 1_000_000
-
-    def stage(carried: Tensors) -> Tensors:
-        end = time.thread_time_ns() + spent_ns
-        while time.thread_time_ns() < end:
-            pass
-        return carried
-
-    partition = Partition(CPU)
-    partition.device = device
-    dnn: DnnTask = make_task("a", (stage,), (torch.zeros(1),), partition)
-    (tally,) = EngineLoop([dnn], partition).run(Window.ahead(0.0, 0.05))
-    assert tally.host_ns >= tally.jobs * spent_ns

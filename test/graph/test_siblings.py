@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.nn import functional
 from torchvision.models.googlenet import Inception
 
-from multi_dnn_ros.benchmark import branch_networks, cyclic_windows
-from multi_dnn_ros.benchmark.branch_networks import make_network
+from multi_dnn_ros.benchmark.paper import branch_networks, cyclic_windows
+from multi_dnn_ros.benchmark.paper.branch_networks import make_network
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.siblings import find_siblings, merge_siblings
 from multi_dnn_ros.graph.trace import trace

@@ -5,11 +5,12 @@ All loops start at the same time and count within a window, so that the counted 
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,16 +19,51 @@ import torch
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.paper.partition import Partition
-from multi_dnn_ros.benchmark.paper.tally import Tally, Window
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline.choices import default_workers
 
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _NOTHING = torch.empty(0)
 _DRAIN_S = 60.0
-_WORKER_THREAD = "worker-"
 #: In a closed loop all cameras have a frame once the previous batch is reported; the delay matters for the first only.
 _BATCH_DELAY_NS = 5_000_000
+
+
+@dataclass(frozen=True)
+class Window:
+    """The counted interval, on the monotonic clock, which all processes of a machine share."""
+
+    begin_ns: int
+    end_ns: int
+
+    @classmethod
+    def ahead(cls, run_in_s: float, seconds: float) -> Window:
+        """A window of `seconds` that starts `run_in_s` from now, to give every DNN time to warm up."""
+        begin_ns = time.monotonic_ns() + round(run_in_s * 1e9)
+        return cls(begin_ns, begin_ns + round(seconds * 1e9))
+
+
+@dataclass
+class Tally:
+    """Inferences of one DNN. latencies_ns: of those that start and end in the window; an inference that ends later
+    counts if it is the only one, so that every DNN has a sample. completed: how many end in the window, whenever they
+    started: the one that runs when the window begins makes up for the one that runs at its end.
+    """
+
+    window: Window
+    latencies_ns: list[int] = field(default_factory=list)
+    completed: int = 0
+
+    def add(self, begin_ns: int, end_ns: int) -> None:
+        """Record a finished inference."""
+        window = self.window
+        self.completed += window.begin_ns < end_ns <= window.end_ns
+        if begin_ns >= window.begin_ns and (end_ns <= window.end_ns or not self.latencies_ns):
+            self.latencies_ns.append(end_ns - begin_ns)
+
+    def wants_more(self, now_ns: int) -> bool:
+        """Whether the DNN has to continue."""
+        return now_ns < self.window.end_ns or not self.latencies_ns
 
 
 class Loop(Protocol):
@@ -37,81 +73,137 @@ class Loop(Protocol):
         """Run until the end of the window; one tally per DNN."""
         ...
 
-    def close(self) -> None:
-        """End its threads."""
-        ...
 
-
-class SequentialLoop:
-    """All DNNs in one thread, in sequence; a process with a single DNN uses it, too.
-
-    calls: each issues the work of one inference. wait: waits for its completion. mode: gradient mode of the thread. An
-    inference's time is from the DNN's previous result to this one, and includes waiting for the other DNNs.
+@dataclass(frozen=True)
+class OneDnnLoop:
+    """A process with a single DNN. call: issues the work of one inference. wait: waits for its completion. mode:
+    gradient mode of the thread.
     """
 
-    def __init__(
-        self,
-        calls: Sequence[Callable[[], object]],
-        wait: Callable[[], None],
-        mode: Callable[[], AbstractContextManager[Any]] = torch.inference_mode,
-    ) -> None:
-        self._calls = calls
-        self._wait = wait
-        self._mode = mode
+    call: Callable[[], object]
+    wait: Callable[[], None]
+    mode: Callable[[], AbstractContextManager[Any]] = torch.inference_mode
 
     def run(self, window: Window) -> list[Tally]:
-        tallies = [Tally(window) for _ in self._calls]
-        last = [window.begin_ns - 1] * len(tallies)  # excludes the first round, which had not waited
-        now = time.monotonic_ns()
-        with self._mode():
-            while any(tally.wants_more(now) for tally in tallies):
-                for index, (call, tally) in enumerate(zip(self._calls, tallies, strict=True)):
-                    began = time.thread_time_ns()
-                    call()
-                    tally.host_ns += time.thread_time_ns() - began
-                    tally.jobs += 1
-                    self._wait()
-                    now = time.monotonic_ns()
-                    tally.add(last[index], now)
-                    last[index] = now
+        """See Loop."""
+        tally, now = Tally(window), time.monotonic_ns()
+        with self.mode():
+            while tally.wants_more(now):
+                began = now
+                self.call()
+                self.wait()
+                now = time.monotonic_ns()
+                tally.add(began, now)
+        return [tally]
+
+
+@dataclass
+class _Job:
+    """One job. stage: what to run. carried: its inputs, then its outputs. error: what it raised."""
+
+    stage: Stage
+    carried: Tensors
+    done: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class SharedQueueLoop:
+    """The framework of the paper (section 3.2, Fig. 2) written directly in Python: the baseline Dcomp.(MT).
+
+    DNN threads put jobs, runs of consecutive layers, into one FIFO queue. Pool threads, as many as DNNs, take them,
+    issue their kernels on their own streams, wait for the GPU, and wake the DNN's thread, which puts the next job.
+    chains, inputs: each DNN's stages, and inputs of the first one.
+    """
+
+    chains: Sequence[tuple[Stage, ...]]
+    inputs: Sequence[Tensors]
+    partition: Partition
+
+    def run(self, window: Window) -> list[Tally]:
+        """See Loop. Raises what a job raises."""
+        tallies, errors = [Tally(window) for _ in self.chains], list[BaseException]()
+        jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        pool = [threading.Thread(target=self._work, args=(jobs,), daemon=True) for _ in self.chains]
+        dnns = [
+            threading.Thread(target=self._serve, args=(jobs, *each, errors), daemon=True)
+            for each in zip(self.chains, self.inputs, tallies, strict=True)
+        ]
+        for thread in (*pool, *dnns):
+            thread.start()
+        for thread in dnns:
+            thread.join()
+        for _ in pool:
+            jobs.put(None)
+        for thread in pool:
+            thread.join()
+        if errors:
+            raise errors[0]
         return tallies
 
-    def close(self) -> None:
-        pass
+    def _serve(
+        self, jobs: queue.SimpleQueue[_Job | None], chain: tuple[Stage, ...], inputs: Tensors, tally: Tally,
+        errors: list[BaseException],
+    ) -> None:  # fmt: skip
+        """The thread of one DNN."""
+        now = time.monotonic_ns()
+        while tally.wants_more(now) and not errors:
+            began, carried = now, inputs
+            for stage in chain:
+                job = _Job(stage, carried)
+                jobs.put(job)
+                job.done.wait()
+                if job.error is not None:
+                    errors.append(job.error)
+                    return
+                carried = job.carried
+            now = time.monotonic_ns()
+            tally.add(began, now)
+
+    def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        """A thread of the pool."""
+        with torch.inference_mode(), self.partition.own_stream():
+            while (job := jobs.get()) is not None:
+                try:
+                    # Allocated on another stream: keep the memory until this stream has read it.
+                    results = job.stage(job.carried)
+                    self.partition.synchronize()
+                    job.carried = results
+                except BaseException as error:  # passed on to the DNN's thread
+                    job.error = error
+                job.done.set()
+                del job
 
 
+@dataclass(frozen=True)
 class EngineLoop:
-    """This package's engine: one thread per DNN, jobs in the shared queue, workers.
+    """This package's engine. tasks: each camera has a DNN of its own, or all share one DNN that batches their frames.
 
-    tasks: each camera has a DNN of its own, or all share one DNN that batches their frames. An inference's time is from
-    offering the frame to the result, per camera.
+    An inference's time is from offering the frame to the result, per camera.
     """
 
-    def __init__(self, tasks: Sequence[DnnTask], partition: Partition) -> None:
-        self._tasks = tasks
-        self._partition = partition
+    tasks: Sequence[DnnTask]
+    partition: Partition
 
     def run(self, window: Window) -> list[Tally]:
-        tallies = {camera: Tally(window) for task in self._tasks for camera in task.cameras}
+        """See Loop. Raises RuntimeError if a DNN fails."""
+        tallies = {camera: Tally(window) for task in self.tasks for camera in task.cameras}
         failures: list[Failure] = []
 
         def on_result(result: Result) -> None:
             now = time.monotonic_ns()
             camera = result.frame.camera
-            tally = tallies[camera]
-            tally.add(result.frame.stamp_ns, now)
-            tally.jobs += stages[result.dnn] / result.timing.batch
-            if tally.wants_more(now):
+            tallies[camera].add(result.frame.stamp_ns, now)
+            if tallies[camera].wants_more(now):
                 offer(camera)
 
         def offer(camera: str) -> None:
             engine.offer(_FrameOnDevice(camera, time.monotonic_ns(), _IMAGE))
 
-        stages = {task.name: len(task.stages) for task in self._tasks}
-        device = self._partition.device
+        device = self.partition.device
         engine = Engine(
-            self._tasks,
-            workers=default_workers(device, len(self._tasks)),
+            self.tasks,
+            workers=default_workers(device, len(self.tasks)),
             device=device,
             on_result=on_result,
             on_failure=failures.append,
@@ -122,19 +214,13 @@ class EngineLoop:
                 offer(camera)
             time.sleep(max(0.0, (window.end_ns - time.monotonic_ns()) / 1e9))
             finished = engine.wait_idle(_DRAIN_S)
-            host_ns = _cpu_time_ns(_WORKER_THREAD) + engine.launch_ns()
         finally:
             engine.stop(2.0)
         if failures:
             raise RuntimeError(f"{failures[0].dnn}: {failures[0].message}")
         if not finished:
             raise RuntimeError(f"the engine did not finish its frames within {_DRAIN_S:g} s after the end")
-        for tally in tallies.values():  # workers serve all DNNs: distribute their time by number of jobs
-            tally.host_ns = round(host_ns * tally.jobs / max(1, sum(each.jobs for each in tallies.values())))
         return list(tallies.values())
-
-    def close(self) -> None:
-        pass
 
 
 class _FrameOnDevice(Frame):
@@ -156,21 +242,10 @@ def make_batched_task(
     name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, partition: Partition
 ) -> DnnTask:
     """A DNN that batches several cameras. chains: stages by batch size, 1 included."""
-    batches = {size: chain for size, chain in chains.items() if size > 1}
-    task = make_task(name, chains[1], inputs, partition)
     return replace(
-        task,
+        make_task(name, chains[1], inputs, partition),
         cameras=tuple(cameras),
-        batches=batches,
+        batches={size: chain for size, chain in chains.items() if size > 1},
         batch_delay_ns=_BATCH_DELAY_NS,
         single_launch=single_launches(chains),
-    )
-
-
-def _cpu_time_ns(prefix: str) -> int:
-    """CPU time of this process's threads whose names start with `prefix`."""
-    return sum(
-        time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
-        for thread in threading.enumerate()
-        if thread.name.startswith(prefix) and thread.ident is not None
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,11 +14,17 @@ from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
-from multi_dnn_ros.benchmark.paper.loops import EngineLoop, Loop, SequentialLoop, make_batched_task, make_task
+from multi_dnn_ros.benchmark.paper.loops import (
+    EngineLoop,
+    Loop,
+    OneDnnLoop,
+    SharedQueueLoop,
+    make_batched_task,
+    make_task,
+)
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import Network
-from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.graph.cut import cut_module
@@ -26,8 +32,6 @@ from multi_dnn_ros.pipeline.choices import choose_backend
 
 #: Calls before measuring: libraries select algorithms, compilers compile.
 _WARM_UP_CALLS = 4
-#: Executions without an engine backend, so that no backend casts to a precision.
-_WITHOUT_BACKEND = ("eager", "compile")
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,7 @@ class Built:
     """One network before it is moved to the device. count: how many DNNs with this network the process runs.
 
     module, inputs: on the CPU; float32 if a backend will cast them, otherwise in the condition's precision. chains: by
-    batch size, the module cut into jobs; empty if it runs as a whole. operation_s: estimated mean duration of an
-    operation of its jobs.
+    batch size, the module cut into jobs; empty if it runs as a whole.
     """
 
     network: Network
@@ -63,7 +66,6 @@ class Built:
     module: nn.Module
     inputs: Tensors
     chains: dict[int, tuple[nn.Module, ...]]
-    operation_s: float = 0.0
 
 
 def build(work: Work) -> list[Built]:
@@ -81,17 +83,17 @@ def make_loop(work: Work, built: Sequence[Built]) -> Loop:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     partition = Partition(torch.device(work.device), work.sms)
-    if work.condition.layout in ("processes", "in_turn"):
-        loop: Loop = _sequential(work, built, partition)
+    if work.condition.layout == "processes":
+        loop: Loop = _one_dnn(work, built[0], partition)
     elif work.condition.layout == "shared_queue":
-        loop = SharedQueue(*make_chains(work, built, partition), partition)
+        loop = SharedQueueLoop(*_make_chains(work, built, partition), partition)
     else:
         loop = EngineLoop(_tasks(work, built, partition), partition)
     torch.set_num_threads(work.cpu_threads)
     return loop
 
 
-def make_chains(
+def _make_chains(
     work: Work, built: Sequence[Built], partition: Partition
 ) -> tuple[list[tuple[Stage, ...]], list[Tensors]]:
     """The prepared stages of each DNN and its input on the device, in the order of `built`."""
@@ -110,51 +112,36 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
     """One DNN per camera, or one DNN per network for all cameras."""
     names = [f"dnn{number}" for number in range(len(work.networks))]
     if not work.condition.batched:
-        return [make_task(*each, partition) for each in zip(names, *make_chains(work, built, partition), strict=True)]
-    priorities = _priorities(built) if work.condition.ordered else [0] * len(built)
+        return [make_task(*each, partition) for each in zip(names, *_make_chains(work, built, partition), strict=True)]
     tasks = []
-    for each, priority in zip(built, priorities, strict=True):
+    for each in built:
         cameras, names = names[: each.count], names[each.count :]
         backend, tolerance = _backend(work, partition.device)
         with partition.own_stream():
             ready = prepare_batches(backend, each.chains, each.inputs, partition.device, tolerance)
             inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
             partition.synchronize()
-        task = make_batched_task(each.network.builder, cameras, ready, inputs, partition)
-        tasks.append(replace(task, priority=priority))
+        tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs, partition))
     return tasks
-
-
-def _priorities(built: Sequence[Built]) -> list[int]:
-    """Priority of each DNN: the shorter its operations, the higher.
-
-    Kernels on a GPU are not preempted, so a DNN of short operations waits at each of them for long operations of
-    others. It gains more by going first than they lose.
-    """
-    longest_first = sorted(range(len(built)), key=lambda number: -built[number].operation_s)
-    return [longest_first.index(number) for number in range(len(built))]
 
 
 def _build(network: Network, work: Work) -> Built:
     condition = work.condition
     module = make_network(network, alignment=condition.decomposed, artifacts=work.artifacts, seed=work.seed)
     image = example_image(network, work.seed)
-    as_a_whole = condition.layout in ("processes", "in_turn") and condition.execution in _WITHOUT_BACKEND
+    as_a_whole = condition.layout == "processes"
     if as_a_whole:
         dtype = PRECISIONS[precision_of(condition, torch.device(work.device))].dtype
-        layout = torch.channels_last if condition.channels_last else torch.contiguous_format
+        layout = torch.channels_last if condition.execution == "compile" else torch.contiguous_format
         module = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
         image = image.to(dtype).to(memory_format=layout)
     count = work.networks.count(network)
     chains: dict[int, tuple[nn.Module, ...]] = {}
-    operation_s = 0.0
     if not as_a_whole:
-        jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
+        jobs, fold = 1 if condition.one_job else work.jobs, condition.execution != "eager"
         for size in sorted({1, count if condition.batched else 1}):
-            stages = cut_module(module, repeat_inputs((image,), size), jobs, fold_batch_norm=fold)
-            chains[size] = tuple(stages)
-        operation_s = sum(stage.cost_s for stage in stages) / sum(len(stage.operations) for stage in stages)
-    return Built(network, count, module, (image,), chains, operation_s)
+            chains[size] = tuple(cut_module(module, repeat_inputs((image,), size), jobs, fold_batch_norm=fold))
+    return Built(network, count, module, (image,), chains)
 
 
 def _prepared(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
@@ -172,33 +159,29 @@ def _backend(work: Work, device: torch.device) -> tuple[Backend, float]:
     return choose_backend(execution, device, name), PRECISIONS[name].tolerance(device)
 
 
-def _sequential(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
-    """One thread: each DNN as one call, eager, compiled or prepared by a backend."""
+def _one_dnn(work: Work, built: Built, partition: Partition) -> Loop:
+    """One DNN as one call, eager or compiled."""
     condition = work.condition
     streams = partition.main_stream()
     streams.__enter__()  # never exited: the only computing thread of this process
-    calls = [_one_call(work, each, partition) for each in built for _ in range(each.count)]
+    call = _one_call(work, built, partition)
     # reduce-overhead graphs were recorded under no_grad; our graphs write into inference tensors.
     mode = torch.no_grad if condition.execution == "compile" and partition.sms is None else torch.inference_mode
     with mode():
-        for call in calls:
-            for _ in range(_WARM_UP_CALLS):
-                call()
-                partition.synchronize()
-    return SequentialLoop(calls, partition.synchronize, mode)
+        for _ in range(_WARM_UP_CALLS):
+            call()
+            partition.synchronize()
+    return OneDnnLoop(call, partition.synchronize, mode)
 
 
 def _one_call(work: Work, built: Built, partition: Partition) -> Callable[[], object]:
-    """One DNN as a call that issues an inference.
+    """A call that issues an inference.
 
     reduce-overhead captures on its own streams, outside of any share of the SMs. On a share, compile and then capture
     on a stream of the share instead.
     """
     device, execution = partition.device, work.condition.execution
     inputs = tuple(tensor.to(device) for tensor in built.inputs)
-    if built.chains:
-        (stage,) = _prepared(work, built, device)
-        return lambda: stage(inputs)
     module = copy.deepcopy(built.module).to(device)
     if execution == "compile" and partition.sms is not None:
         (stage,) = choose_backend("auto", device).prepare([_Compiled(module)], inputs, device)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
+from multi_dnn_ros.benchmark.paper.loops import Window
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import freeze_heap
@@ -34,14 +34,10 @@ class ProcessGroupError(CommandError):
 
 @dataclass(frozen=True)
 class Request:
-    """prepare: move the DNNs to the device and prepare them. Otherwise run them over the window.
-
-    ticker: whether the 1 kHz thread runs at the same time.
-    """
+    """prepare: move the DNNs to the device and prepare them. Otherwise run them over the window."""
 
     prepare: bool = False
     window: Window | None = None
-    ticker: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,18 +47,13 @@ class DnnReport:
     network: str
     latencies_ms: list[float]
     completed: int
-    host_us_per_job: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """Reply of a process. late_ms: delay of each tick of the 1 kHz thread. notes: warnings while preparing.
-
-    error: why the request failed.
-    """
+    """Reply of a process. notes: warnings while preparing. error: why the request failed."""
 
     dnns: tuple[DnnReport, ...] = ()
-    late_ms: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     error: str = ""
 
@@ -102,11 +93,11 @@ class ProcessGroup:
         reports = [report for group in groups for report in self._ask(group, Request(prepare=True), timeout_s)]
         return tuple(dict.fromkeys(note for report in reports for note in report.notes))
 
-    def run(self, seconds: float, *, ticker: bool = False) -> list[Report]:
+    def run(self, seconds: float) -> list[Report]:
         """Run all DNNs of all processes concurrently."""
         every = range(len(self._processes))
         self._ask(every, Request(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
-        return self._ask(every, Request(window=Window.ahead(RUN_IN_S, seconds), ticker=ticker), seconds + _RUN_EXTRA_S)
+        return self._ask(every, Request(window=Window.ahead(RUN_IN_S, seconds)), seconds + _RUN_EXTRA_S)
 
     def resident_bytes(self) -> int:
         """Memory exclusive to these processes (USS); 0 if unknown."""
@@ -195,7 +186,7 @@ def serve(connection: Connection, work: Any) -> None:
             else:
                 assert loop is not None
                 assert request.window is not None
-                answer = _run(loop, work, request.window, request.ticker)
+                answer = _run(loop, work, request.window)
         except Exception as error:
             answer = Report(error=_one_line(error))
         connection.send(answer)
@@ -206,22 +197,14 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
+def _run(loop: Any, work: Any, window: Window) -> Report:
     # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
     freeze_heap()
-    switching = short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext()
-    with switching, Ticker() if with_ticker else contextlib.nullcontext() as ticker:
+    with short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext():
         tallies = loop.run(window)
-    late_ns = [] if ticker is None else ticker.late_ns
     return Report(
         dnns=tuple(
-            DnnReport(
-                network.builder,
-                [latency / 1e6 for latency in tally.latencies_ns],
-                tally.completed,
-                tally.host_ns / max(1, tally.jobs) / 1e3,
-            )
+            DnnReport(network.builder, [latency / 1e6 for latency in tally.latencies_ns], tally.completed)
             for network, tally in zip(work.networks, tallies, strict=True)
-        ),
-        late_ms=tuple(late / 1e6 for late in late_ns),
+        )
     )

@@ -13,14 +13,13 @@ class Network:
     """One DNN. builder: torchvision's. side: of its square input, pixels. label: the paper's name.
 
     ratio: ranks relative to channels, chosen so that the reduction of MACs is the paper's (0.35 if the paper states
-    none). compile_s: measured duration of torch.compile, for estimates.
+    none).
     """
 
     builder: str
     label: str
     side: int = 224
     ratio: float = 0.35
-    compile_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,13 @@ class DnnSet:
 
 
 _VGG = Network("vgg16", "VGG", ratio=0.328)
-_RES = Network("resnet152", "Res", ratio=0.375, compile_s=35.0)
-_INCEPTION = Network("inception_v3", "Inception", side=299, ratio=0.312, compile_s=60.0)
-_REGY = Network("regnet_y_32gf", "RegY", ratio=0.4, compile_s=40.0)
+_RES = Network("resnet152", "Res", ratio=0.375)
+_INCEPTION = Network("inception_v3", "Inception", side=299, ratio=0.312)
+_REGY = Network("regnet_y_32gf", "RegY", ratio=0.4)
 _ALEX = Network("alexnet", "Alex")
 _SQUEEZE = Network("squeezenet1_0", "Squeeze")
-_TINY_RES = Network("resnet18", "Res18", side=64, ratio=0.375, compile_s=30.0)
-_TINY_SQUEEZE = Network("squeezenet1_1", "Squeeze", side=64, compile_s=30.0)
+_TINY_RES = Network("resnet18", "Res18", side=64, ratio=0.375)
+_TINY_SQUEEZE = Network("squeezenet1_1", "Squeeze", side=64)
 
 
 def _times(network: Network, count: int) -> DnnSet:

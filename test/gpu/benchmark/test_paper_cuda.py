@@ -11,7 +11,6 @@ import torch
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 from multi_dnn_ros.benchmark.paper.partition import check_partition
-from multi_dnn_ros.benchmark.paper.time_bound import measure_rates
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
 
@@ -39,9 +38,15 @@ def test_every_condition_runs_as_it_is_meant_to(share: list[str], names: list[st
 
 
 @partitioned
-def test_a_share_of_the_sms_computes_less() -> None:
-    whole, share = (measure_rates("cuda:0", sms, tf32=False, cpu_threads=1) for sms in (None, 8))
-    assert share.operations_per_s["fp32"] < 0.5 * whole.operations_per_s["fp32"]
+def test_more_sms_than_there_are_are_refused() -> None:
     most = torch.cuda.get_device_properties(0).multi_processor_count
     with pytest.raises(UsageError, match=f"has {most} SMs"):
         check_partition(torch.device("cuda:0"), most + 1)
+
+
+def test_branches_run_at_the_same_time_and_agree(tmp_path: Path) -> None:
+    output = tmp_path / "branches.json"
+    arguments = ["--branches", "torchvision:googlenet", "--size", "64x64", "--repeats", "1", "--output", str(output)]
+    assert main(["benchmark", "paper", "--device", "cuda", *arguments]) == 0
+    (network,) = json.loads(output.read_text())["networks"]
+    assert max(network["streams_used"].values()) > 1

@@ -1,4 +1,4 @@
-"""The networks of `multi-dnn benchmark branches`."""
+"""The networks of `multi-dnn benchmark paper --branches`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.benchmark.cyclic_windows import SINGLE_FEATURE_WINDOWS, STRIDE, WIDTH, WINDOWS, Encoder, Tracker
+from multi_dnn_ros.benchmark.paper.cyclic_windows import (
+    SINGLE_FEATURE_WINDOWS,
+    STRIDE,
+    WIDTH,
+    WINDOWS,
+    Encoder,
+    Tracker,
+)
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.sources import load_network
@@ -20,7 +27,7 @@ TRACKERS = {
     "tracker-windows": (True, WINDOWS),
     "tracker-equal": (True, SINGLE_FEATURE_WINDOWS),
 }
-#: The networks that are measured by default, with their input sizes (width, height).
+#: Input sizes (width, height).
 SIZES = {
     "torchvision:inception_v3": (299, 299),
     "torchvision:googlenet": (224, 224),
@@ -29,34 +36,28 @@ SIZES = {
     "torchvision:deeplabv3_resnet50": (520, 520),
     **dict.fromkeys(TRACKERS, (256, 256)),
 }
+#: The networks that are measured by default.
+DEFAULT = tuple(name for name in SIZES if not name.endswith("-equal"))
 _FALLBACK_SIZE = (224, 224)
 
 
 @dataclass(frozen=True)
 class BranchNetwork:
-    """One network. module: in eval mode, on the CPU. merged: the same network with its equal heads merged, or None.
-
-    frames: whether one inference processes a whole frame of an application, so that frames per second are meaningful.
-    """
+    """One network. module: in eval mode, on the CPU. inputs: of one image."""
 
     name: str
     module: nn.Module
     inputs: Tensors
-    merged: nn.Module | None = None
-    frames: bool = False
 
 
-def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0, images: int = 1) -> BranchNetwork:
+def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) -> BranchNetwork:
     """A network with random weights. name: a key of TRACKERS, or as for parameter `dnn.<dnn>.model`.
 
-    size: (width, height) of the image; None: the size in SIZES, or the model's. images: number of equal images in a
-    batch. Raises ModelError, and UsageError for a size that the tracker's windows do not divide, or for several images
-    of a tracker.
+    size: (width, height) of the image; None: the size in SIZES, or the model's. Raises ModelError, and UsageError for a
+    size that the tracker's windows do not divide.
     """
     torch.manual_seed(seed)
     if name in TRACKERS:
-        if images != 1:
-            raise UsageError(f"--images is {images}; {name} takes one image")
         return _tracker(name, size or SIZES[name], seed)
     source = load_network(name, weights="random" if name.startswith("torchvision:") else "default", size=size)
     width, height = size or SIZES.get(name) or source.size or _FALLBACK_SIZE
@@ -64,7 +65,7 @@ def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0, 
     network = source.network.eval()
     if name.startswith("torchvision:"):
         balance(network, image)
-    return BranchNetwork(name, network, (image.repeat(images, 1, 1, 1),))
+    return BranchNetwork(name, network, (image,))
 
 
 def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
@@ -77,18 +78,8 @@ def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
     template_side = max(WINDOWS) * max(1, columns // (2 * max(WINDOWS)))  # half of the search region
     template = torch.randn(1, template_side, template_side, WIDTH, generator=generator)
     image = random_image(*size, seed) if with_backbone else torch.randn(1, rows, columns, WIDTH, generator=generator)
-
-    def build() -> nn.Module:
-        torch.manual_seed(seed)
-        network = (Tracker(windows) if with_backbone else Encoder(windows)).eval()
-        if isinstance(network, Tracker):
-            balance(network.backbone, image)
-        return network
-
-    merged = None
-    if windows == SINGLE_FEATURE_WINDOWS:
-        merged = build()
-        encoder = merged.encoder if isinstance(merged, Tracker) else merged
-        assert isinstance(encoder, Encoder)
-        encoder.merge()
-    return BranchNetwork(name, build(), (image, template), merged, frames=with_backbone)
+    torch.manual_seed(seed)
+    network = (Tracker(windows) if with_backbone else Encoder(windows)).eval()
+    if isinstance(network, Tracker):
+        balance(network.backbone, image)
+    return BranchNetwork(name, network, (image, template))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torchvision.models import resnet50
 
 WIDTH = 256
@@ -66,34 +65,6 @@ class SeparateHeads(nn.Module):
         return torch.cat([head(search, template) for head in self.heads], -1)
 
 
-class MergedHeads(nn.Module):
-    """Heads with windows of one feature, as one linear layer each for query, key and value and one fused attention,
-    with the weights of `heads`. Raises ValueError for larger windows.
-    """
-
-    def __init__(self, heads: SeparateHeads) -> None:
-        super().__init__()
-        if any(side != 1 for side in heads.windows):
-            sides = ", ".join(map(str, heads.windows))
-            raise ValueError(f"heads with windows of {sides} features cannot be merged; allowed: 1 for each head")
-        self.count = len(heads.heads)
-        self.query, self.key, self.value = (
-            _stacked([head.get_submodule(name) for head in heads.heads]) for name in ("query", "key", "value")
-        )
-
-    def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-        """As SeparateHeads."""
-        query = search.flatten(1, 2)
-        tokens = torch.cat([query, template.flatten(1, 2)], 1)
-        attended = functional.scaled_dot_product_attention(
-            self._by_head(self.query(query)), self._by_head(self.key(tokens)), self._by_head(self.value(tokens))
-        )
-        return attended.transpose(1, 2).reshape(search.shape)
-
-    def _by_head(self, tokens: torch.Tensor) -> torch.Tensor:
-        return tokens.view(1, tokens.shape[1], self.count, -1).transpose(1, 2)
-
-
 class EncoderLayer(nn.Module):
     """Attention and a feed-forward block, each with a residual and a norm."""
 
@@ -124,16 +95,6 @@ class Encoder(nn.Module):
             search = layer(search, template)
         return search
 
-    def merge(self) -> None:
-        """Replace the separate heads by merged ones with the same weights.
-
-        Raises ValueError for windows of more than one feature.
-        """
-        for layer in self.layers:
-            assert isinstance(layer, EncoderLayer)
-            assert isinstance(layer.attention, SeparateHeads)
-            layer.attention = MergedHeads(layer.attention)
-
 
 class Tracker(nn.Module):
     """Backbone (ResNet50 up to `layer3`, dilated so that the stride is 8), encoder, and one convolutional tower each
@@ -154,14 +115,6 @@ class Tracker(nn.Module):
         """(score map (1, 1, H, W), box map (1, 4, H, W))."""
         features = self.encoder(self.backbone(image).permute(0, 2, 3, 1), template).permute(0, 3, 1, 2)
         return self.score(features), self.box(features)
-
-
-def _stacked(layers: Sequence[nn.Module]) -> nn.Linear:
-    """One linear layer with the outputs of several."""
-    stacked = nn.Linear(WIDTH, WIDTH)
-    for name in ("weight", "bias"):
-        setattr(stacked, name, nn.Parameter(torch.cat([layer.get_parameter(name).detach() for layer in layers])))
-    return stacked
 
 
 def _tower(outputs: int) -> nn.Sequential:
