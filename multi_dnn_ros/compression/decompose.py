@@ -11,7 +11,7 @@ from torch import nn
 
 from multi_dnn_ros.compression.calibration import Images, fit_cores, measure_moments
 from multi_dnn_ros.compression.layers import Layer, list_layers
-from multi_dnn_ros.compression.ranks import RankPolicy
+from multi_dnn_ros.compression.ranks import Choice, RankPolicy
 from multi_dnn_ros.compression.tucker import decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdLinear, SvdPlan, TuckerConv2d, TuckerPlan, replace_layer
 from multi_dnn_ros.models.errors import ModelError
@@ -98,7 +98,10 @@ def decompose(
     for name, chain in chains.items():
         replace_layer(network, chosen[name], chain)
     progress(total, total, "done")
-    return [_outcome(layer, choices, errors) for layer in layers]
+    return [
+        _outcome(layer, choices.get(layer.name), chains.get(layer.name), errors.get(layer.name, 0.0))
+        for layer in layers
+    ]
 
 
 def plan_of(outcomes: Sequence[Outcome]) -> dict[str, TuckerPlan | SvdPlan]:
@@ -106,16 +109,16 @@ def plan_of(outcomes: Sequence[Outcome]) -> dict[str, TuckerPlan | SvdPlan]:
     return {outcome.name: outcome.plan for outcome in outcomes if outcome.plan is not None}
 
 
-def _outcome(layer: Layer, choices: dict[str, Any], errors: dict[str, float]) -> Outcome:
-    choice = choices.get(layer.name)
+def _outcome(layer: Layer, choice: Choice | None, chain: nn.Module | None, error: float) -> Outcome:
     plan = choice.plan if choice is not None else None
+    weights, left = (sum(p.numel() for p in module.parameters()) for module in (layer.module, chain or layer.module))
     return Outcome(
         name=layer.name,
         layer=layer.describe(),
         plan=plan,
         reason=layer.kept or (choice.reason if choice is not None else ""),
-        error=errors.get(layer.name, 0.0),
+        error=error,
         macs=(layer.macs(), layer.macs(plan)),
-        parameters=(layer.parameters(), layer.parameters(plan)),
+        parameters=(weights, left),
         details=choice.details if choice is not None else "",
     )

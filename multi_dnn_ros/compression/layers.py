@@ -73,20 +73,6 @@ class Layer:
         macs += pixels_after * outputs * out_rank if plan.out_rank is not None else 0
         return self.groups * macs
 
-    def parameters(self, plan: TuckerPlan | SvdPlan | None = None) -> int:
-        """Number of weights without biases; with `plan`, of the decomposed layer."""
-        inputs, outputs = self.channels
-        if isinstance(plan, SvdPlan):
-            return plan.rank * (inputs + outputs)
-        if not isinstance(plan, TuckerPlan):
-            return self.groups * inputs * outputs * self.kernel
-        assert isinstance(self.module, nn.Conv2d)
-        in_rank, out_rank = check_ranks(self.module, plan)
-        count = in_rank * out_rank * self.kernel
-        count += inputs * in_rank if plan.in_rank is not None else 0
-        count += outputs * out_rank if plan.out_rank is not None else 0
-        return self.groups * count
-
     @cached_property
     def unfoldings(self) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
         """Singular values of the unfoldings along inputs and along outputs, one descending array (channels,) per group.

@@ -94,11 +94,6 @@ def choice_of(layer: Layer, in_rank: int, out_rank: int) -> Choice:
     return Choice(cheapest, "")
 
 
-def candidates(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers that may be decomposed."""
-    return [layer for layer in layers if not layer.kept]
-
-
 @dataclass(frozen=True)
 class Ratio:
     """The same fraction of the channels in every layer (as in the paper)."""
@@ -111,7 +106,7 @@ class Ratio:
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         choices = {}
-        for layer in candidates(layers):
+        for layer in (layer for layer in layers if not layer.kept):
             choices[layer.name] = self._choice(layer)
             progress()
         return choices
@@ -148,7 +143,7 @@ class Budget:
         wanted = self.macs_cut * self.total_macs
         choices: dict[str, Choice] = {}
         steps: list[tuple[float, int, str, TuckerPlan | SvdPlan]] = []
-        for layer in candidates(layers):
+        for layer in (layer for layer in layers if not layer.kept):
             choices[layer.name] = Choice(None, "not needed for the budget: other layers add less error per MAC saved")
             before_macs, before_error = layer.macs(), 0.0
             for macs, error, plan in _hull(layer, self.rounding):

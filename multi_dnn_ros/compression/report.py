@@ -1,4 +1,4 @@
-"""Report of a decomposition: JSON, Markdown and two plots."""
+"""Report of a decomposition: JSON, Markdown and a plot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
 
 JSON_NAME, MARKDOWN_NAME, PLOT_NAME = "report.json", "report.md", "layers.png"
-_BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"
-#: Maximum number of layers in the per-layer plot; the largest are shown.
+#: Maximum number of layers in the plot; the largest are shown.
 _SHOWN = 60
 
 
@@ -33,13 +32,9 @@ def summary(
     before, after = costs
     return {
         **origin,
-        "macs": {"before": before.macs, "after": after.macs, "cut": _cut(before.macs, after.macs)},
-        "parameters": {
-            "before": before.parameters,
-            "after": after.parameters,
-            "cut": _cut(before.parameters, after.parameters),
-        },
-        "file_bytes": {"before": file_bytes[0], "after": file_bytes[1], "cut": _cut(*file_bytes)},
+        "macs": _change(before.macs, after.macs),
+        "parameters": _change(before.parameters, after.parameters),
+        "file_bytes": _change(*file_bytes),
         "latency_ms": list(latency),
         "layers": [
             {
@@ -49,8 +44,8 @@ def summary(
                 "plan": outcome.plan.model_dump(mode="json") if outcome.plan is not None else None,
                 "reason": outcome.reason,
                 "relative_error": outcome.error,
-                "macs": {"before": outcome.macs[0], "after": outcome.macs[1]},
-                "parameters": {"before": outcome.parameters[0], "after": outcome.parameters[1]},
+                "macs": _change(*outcome.macs),
+                "parameters": _change(*outcome.parameters),
                 "measured": outcome.details,
             }
             for outcome in outcomes
@@ -58,12 +53,11 @@ def summary(
     }
 
 
-def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
+def write_report(folder: Path, content: Mapping[str, Any]) -> None:
     """Write JSON, Markdown and a plot atomically into `folder`, which is created."""
     write_json(folder / JSON_NAME, content)
     write_text(folder / MARKDOWN_NAME, markdown(content))
     _plot_layers(folder / PLOT_NAME, content)
-    return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, PLOT_NAME)]
 
 
 def totals(content: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -74,15 +68,8 @@ def totals(content: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         ("parameters", "parameters", 1e6, "M"),
         ("file_bytes", "file", 1e6, "MB"),
     ):
-        entry = content[key]
-        rows.append(
-            (
-                name,
-                f"{entry['before'] / scale:.3f} {unit}",
-                f"{entry['after'] / scale:.3f} {unit}",
-                f"{-entry['cut']:+.1%}",
-            )
-        )
+        before, after, cut = content[key].values()
+        rows.append((name, f"{before / scale:.3f} {unit}", f"{after / scale:.3f} {unit}", f"{-cut:+.1%}"))
     for entry in content["latency_ms"]:
         before, after = entry["original_ms"], entry["decomposed_ms"]
         name = "latency, alone" if entry["instances"] == 1 else f"latency, {entry['instances']} at once"
@@ -131,30 +118,25 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def _cut(before: int, after: int) -> float:
-    return 1.0 - after / before if before else 0.0
+def _change(before: int, after: int) -> dict[str, float]:
+    return {"before": before, "after": after, "cut": 1.0 - after / before if before else 0.0}
 
 
 def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
+    """MACs of the largest layers, before and after."""
     with optional("a picture"):
         from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
 
-    layers = [layer for layer in content["layers"] if layer["macs"]["before"]]
-    if len(layers) > _SHOWN:
-        smallest = sorted((layer["macs"]["before"] for layer in layers), reverse=True)[_SHOWN - 1]
-        layers = [layer for layer in layers if layer["macs"]["before"] >= smallest][:_SHOWN]
+    order = sorted(content["layers"], key=lambda layer: -layer["macs"]["before"])[:_SHOWN]
+    layers = [layer for layer in content["layers"] if layer in order and layer["macs"]["before"]][::-1]
     figure = Figure(figsize=(8, 1.2 + 0.2 * len(layers)), layout="constrained")
     axes = figure.add_subplot()
-    positions = list(range(len(layers)))[::-1]
-    before = [layer["macs"]["before"] / 1e6 for layer in layers]
-    after = [layer["macs"]["after"] / 1e6 for layer in layers]
-    axes.barh(positions, before, 0.8, color=_BEFORE)
-    axes.barh(positions, after, 0.45, color=[_AFTER if layer["plan"] else _KEPT for layer in layers])
-    axes.set_yticks(positions, [layer["name"][-40:] for layer in layers], fontsize=6)
+    names = [layer["name"][-40:] for layer in layers]
+    for key, color, height in (("before", "#8a97a8", 0.8), ("after", "#d1603d", 0.45)):
+        axes.barh(range(len(layers)), [layer["macs"][key] / 1e6 for layer in layers], height, color=color, label=key)
+    axes.set_yticks(range(len(layers)), names, fontsize=6)
     axes.set_xlabel("million MACs")
     axes.set_title(f"{content['model']}: MACs of each layer", fontsize=10)
-    colors = {"original": _BEFORE, "decomposed": _AFTER, "kept": _KEPT}
-    axes.legend(handles=[Patch(color=color, label=name) for name, color in colors.items()], fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     write_figure(path, figure)
