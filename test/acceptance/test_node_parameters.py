@@ -56,18 +56,24 @@ def node(start_node: Callable[..., Node]) -> Node:
     return start_node({"dnns": ["object"]}, ros_arguments=[word for value in wrong for word in ("-p", value)])
 
 
+def wait_for_error(client: Client, node: Node, *words: str) -> None:
+    """Wait for an error with these words in the log, which may be written after the node has answered."""
+    client.wait_for(
+        lambda: any("[ERROR]" in line and all(word in line for word in words) for line in node.log.splitlines()),
+        f"an error with {', '.join(words)}",
+    )
+
+
 def test_all_wrong_parameters_are_named_and_can_be_corrected(client: Client, node: Node) -> None:
     client.wait_for(lambda: node.status("node").level == "ERROR", "a failure of configuring")
     assert node.state() == "unconfigured"
     assert any(f"{name} is" in node.status("node").message for name in VALUES)
-    errors = [line for line in node.log.splitlines() if "[ERROR]" in line]
     for name, (value, allowed, _) in VALUES.items():
-        assert any(f"{name} is" in line and str(value) in line and allowed in line for line in errors), name
+        wait_for_error(client, node, f"{name} is", str(value), allowed)
     assert not node.change_state("configure")
     node.set({name: right for name, (_, _, right) in VALUES.items()})
     assert not node.change_state("configure")  # models are looked up when all values are right
-    lines = [line for line in node.log.splitlines() if "[ERROR]" in line and MODEL in line]
-    assert any("builtin:objekt" in line and "builtin:object" in line for line in lines)
+    wait_for_error(client, node, MODEL, "builtin:objekt", "builtin:object_small")
     node.set({MODEL: "builtin:object"})
     assert node.change_state("configure")
     assert node.change_state("activate")
@@ -78,10 +84,9 @@ def test_misspelt_names_are_errors_and_foreign_ones_warnings(client: Client, sta
     wrong = {"polcy": "edf", "wheel_diameter": 0.3, "dnn": {"object": {"job": 2}}}
     node = start_node(wrong, name="/misspelt/multi_dnn")
     client.wait_for(lambda: node.status("node").level == "ERROR", "a failure of configuring")
-    lines = node.log.splitlines()
     for name, right in (("polcy", "policy"), ("dnn.object.job", "dnn.object.jobs")):
-        assert any("[ERROR]" in line and name in line and f"did you mean {right}?" in line for line in lines), name
-    assert any("[WARN]" in line and "wheel_diameter" in line for line in lines)
+        wait_for_error(client, node, name, f"did you mean {right}?")
+    assert any("[WARN]" in line and "wheel_diameter" in line for line in node.log.splitlines())
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def schedule(of: Mapping[str, Any]) -> str:
 
 def accuracy_section() -> str:
     page = PAGES["docs/measured.md"]
-    return page[page.index("\n## Accuracy against MACs\n") : page.index("\n## On the ground\n")]
+    return page[page.index("\n## Accuracy against MACs\n") : page.index("\n## Installation\n")]
 
 
 def percent(of: Mapping[str, float]) -> str:
