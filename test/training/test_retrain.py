@@ -89,8 +89,7 @@ def test_a_builder_learns_classes_and_is_evaluated(
     assert len(training["history"]) == 8
 
     small = tmp_path / "small.safetensors"
-    # No iterations, because the SVDs of 512 channels take longer than the rest; their benefit is tested elsewhere.
-    assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5", "--iterations", "0"]) == 0
+    assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5"]) == 0
     better = tmp_path / "better.safetensors"
     assert main(arguments(small, better, data, "--teacher", str(out), "--epochs", "1")) == 0
     _, description = load_artifact(better)
@@ -124,8 +123,7 @@ def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, better = tmp_path / "small.safetensors", tmp_path / "better.safetensors"
-    # No iterations, as above.
-    assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6", "--iterations", "0"]) == 0
+    assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6"]) == 0
     road = f"road:{tmp_path / 'road'}"
     run = ["--scenes", "8", "--epochs", "1", "--batch-size", "4", "--teacher", "builtin:pedestrian"]
     assert main(arguments(small, better, road, *run)) == 0
