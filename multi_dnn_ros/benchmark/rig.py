@@ -28,7 +28,7 @@ from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_param
 from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts, ResourceSampler
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
-from multi_dnn_ros.replay.message_definitions import message_class
+from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import ResultKind

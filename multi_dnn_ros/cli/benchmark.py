@@ -18,7 +18,7 @@ from multi_dnn_ros.cli.options import (
     add_plot,
     add_seed,
     check_files,
-    check_writable,
+    picture_beside,
     read_config,
     write_figures,
 )
@@ -94,11 +94,7 @@ def _add_board(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _board(args: argparse.Namespace) -> int:
-    plot = args.output.with_suffix(".png")
-    if args.output.suffix != ".json":
-        raise UsageError(f"--output is {args.output}; expected a .json file")
-    for path in (args.output, plot):
-        check_writable("--output", path)
+    plot = picture_beside(args.output)
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.board.machine import describe_board
     from multi_dnn_ros.benchmark.board.measure import BoardPlan, measure_board

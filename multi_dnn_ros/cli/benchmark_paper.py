@@ -9,7 +9,7 @@ from typing import Any
 
 from multi_dnn_ros.cli.arguments import positive, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_seed, check_writable, save_figures
+from multi_dnn_ros.cli.options import add_device, add_seed, picture_beside, save_figures
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 
@@ -81,9 +81,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         require("--output", "matplotlib")
-        if args.output.suffix != ".json":
-            raise UsageError(f"--output is {args.output}; expected a .json file, as a .png file is written beside it")
-        check_writable("--output", args.output)
+        picture_beside(args.output)
     device = choose_device(args.device, "--device is")
     check_partition(device, args.sms)
     return _branches(args, device) if args.branches is not None else _sets(args, device)

@@ -183,12 +183,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor, ...]]:
     """At most _MAX_IMAGES images of --data, each as inputs of one inference."""
-
     from multi_dnn_ros.models.errors import ModelError
-    from multi_dnn_ros.pipeline.calibration import calibration_images
     from multi_dnn_ros.training.data import DataRequest, evenly_spaced, open_data
-    from multi_dnn_ros.training.samples import framed
-    from multi_dnn_ros.training.trainable import make_trainable
+    from multi_dnn_ros.training.trainable import calibration_inputs, make_trainable
 
     generated = args.data.partition(":")[0] == "road"
     labelled = ":" in args.data and not generated
@@ -199,13 +196,10 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
             raise
         # Without labels, nothing is decoded: the source says how an image becomes an input.
         network = make_trainable(source, args.model, size=args.size, decoder="classification")
-    if labelled:
-        rows = open_data(args.data, DataRequest(network.task, network.framing, network.labels)).part("train")
-        frames = [rows.read(index)["image"] for index in evenly_spaced(_MAX_IMAGES, len(rows))]
-    else:
-        found = calibration_images("" if generated else args.data)
-        frames = [framed(image.numpy(), network.framing) for image in found]
-    return [(network.inputs(frame[None].float() / 255.0),) for frame in frames]
+    if not labelled:
+        return calibration_inputs(network, "" if generated else args.data)
+    rows = open_data(args.data, DataRequest(network.task, network.framing, network.labels)).part("train")
+    return [network.input_of(rows.read(index)["image"]) for index in evenly_spaced(_MAX_IMAGES, len(rows))]
 
 
 def _policy(

@@ -150,18 +150,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace, network: Trainable) -> Target:
-    target = read_target(args, calibration=partial(_calibration, args.calibration_images, network))
+    from multi_dnn_ros.training.trainable import calibration_inputs
+
+    target = read_target(args, calibration=partial(calibration_inputs, network, args.calibration_images))
     target.make_backend()  # raises for a precision that the device does not have, before minutes of scoring
     return target
-
-
-def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ...]]:
-    """Inputs of the network made from the images of a folder, as for scoring."""
-    from multi_dnn_ros.pipeline.calibration import calibration_images
-    from multi_dnn_ros.training.samples import framed
-
-    frames = (framed(image.numpy(), network.framing) for image in calibration_images(folder))
-    return [(network.inputs(frame[None].float() / 255.0),) for frame in frames]
 
 
 def _scored(

@@ -89,6 +89,18 @@ def check_writable(option: str, path: Path) -> None:
         raise UsageError(f"{option} is {path}: {folder} is not a writable folder")
 
 
+def picture_beside(output: Path) -> Path:
+    """The .png file beside the .json file of --output. Raises UsageError if --output does not end in .json, or if one
+    of the two cannot be written.
+    """
+    if output.suffix != ".json":
+        raise UsageError(f"--output is {output}; expected a .json file, as a .png file is written beside it")
+    picture = output.with_suffix(".png")
+    for path in (output, picture):
+        check_writable("--output", path)
+    return picture
+
+
 def check_files(args: argparse.Namespace, *options: str) -> None:
     """Before a command begins, check that it can write its files. options: their names, such as `output`.
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rclpy.serialization import deserialize_message
 
 from multi_dnn_ros.replay.bag_reader import BagReader
-from multi_dnn_ros.replay.message_definitions import message_class
+from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import ResultKind

@@ -15,7 +15,7 @@ from sensor_msgs.msg import Image
 
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.replay.bag_writer import BagWriter
-from multi_dnn_ros.replay.message_definitions import message_class
+from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.qos import LATCHED
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 

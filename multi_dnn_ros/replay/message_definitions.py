@@ -14,7 +14,7 @@ from rosbags.typesys import get_types_from_msg
 from rosbags.typesys.store import Typestore
 
 import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
-from multi_dnn_ros.ros.message_types import message_class as message_class
+from multi_dnn_ros.ros.message_types import message_class
 
 # rclpy uses IDL names of field types, .msg files use ROS names.
 _IDL_NAMES = {"boolean": "bool", "octet": "byte", "float": "float32", "double": "float64"}

@@ -22,7 +22,19 @@ _MAX_ASPECT_DIFFERENCE = 0.05
 _Box = tuple[list[float], int]  # x1, y1, x2, y2 and the class number
 
 
-class ClassFolder(Rows):
+class _FileRows(Rows):
+    """Rows that are image files. files: for each row the file, and what belongs to it."""
+
+    files: Sequence[tuple[Path, Any]]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        return str(self.files[index][0])
+
+
+class ClassFolder(_FileRows):
     """DIR/<class>/*.jpg (torchvision's ImageFolder layout): classes sorted by name, images by class and name."""
 
     def __init__(self, folder: Path, framing: Preprocess, labels: Sequence[str] = ()) -> None:
@@ -46,18 +58,12 @@ class ClassFolder(Rows):
                 raise DatasetError(f"{folder / name}: no images ({', '.join(IMAGE_SUFFIXES)})")
         self.framing = framing
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def name(self, index: int) -> str:
-        return str(self.files[index][0])
-
     def sample(self, index: int) -> Sample:
         path, label = self.files[index]
         return Sample(read_rgb(path), label=label)
 
 
-class _BoxRows(Rows):
+class _BoxRows(_FileRows):
     """Image files with boxes in their pixels. sizes: width and height by the annotations; None: not stated."""
 
     def __init__(
@@ -71,12 +77,6 @@ class _BoxRows(Rows):
             if len(boxes) > MAX_BOXES
         ]
         self.unusable = (*unusable, *crowded)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def name(self, index: int) -> str:
-        return str(self.files[index][0])
 
     def sample(self, index: int) -> Sample:
         """Raises DatasetError also for an image that was resized or replaced, so that its size is not that of its
@@ -191,7 +191,7 @@ def yolo_boxes(
     return _BoxRows(files, framing, unusable)
 
 
-class LaneMasks(Rows):
+class LaneMasks(_FileRows):
     """DIR/images/NAME.jpg with DIR/masks/NAME.png: nonzero = lane; masks of any size."""
 
     def __init__(self, folder: Path, framing: Preprocess) -> None:
@@ -216,12 +216,6 @@ class LaneMasks(Rows):
         if not self.files:
             raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
         self.framing = framing
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def name(self, index: int) -> str:
-        return str(self.files[index][0])
 
     def sample(self, index: int) -> Sample:
         """Raises DatasetError also if the mask does not have the aspect ratio of the image."""

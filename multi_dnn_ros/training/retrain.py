@@ -71,8 +71,8 @@ def retrain(
 
     teacher: a network with the same task, inputs (size, framing, colours) and outputs. Its outputs count with
     `teacher_weight` (0..1), the truth with the rest; if the student has no loss of its own, only the teacher counts.
-    max_faulty: see check_sets.  All processes of a `distributed.process_group` must call
-    this. Raises TrainingError if data, teacher and network do not match, or like `train`; also DatasetError.
+    max_faulty: see check_sets. All processes of a `distributed.process_group` must call this. Raises TrainingError if
+    data, teacher and network do not match, or like `train`; also DatasetError.
     """
     for data in sets:
         check_labels(student, data)

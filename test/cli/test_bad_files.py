@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -19,6 +17,7 @@ import psutil
 import pytest
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image
+from small_disk import small_disk
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import Child, loopback_environment
@@ -151,19 +150,6 @@ def test_a_damaged_image_is_named_and_its_stated_size_is_not_allocated(tmp_path:
         assert words in error
 
 
-@contextmanager
-def small_disk(limit_bytes: int = LIMIT_BYTES) -> Iterator[None]:
-    """No file grows beyond limit_bytes: writing more fails as on a full disk (with EFBIG instead of ENOSPC)."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
 def noise_image() -> bytes:
     message = Image(width=320, height=240, encoding="rgb8", step=960)
     message.data = os.urandom(230_400)
@@ -179,7 +165,7 @@ def noise_bag(path: Path, count: int, storage: str = "mcap") -> None:
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
 def test_a_full_disk_names_the_recording_and_leaves_nothing(tmp_path: Path, storage: str) -> None:
-    with small_disk(), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}: "):
+    with small_disk(LIMIT_BYTES), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}: "):
         noise_bag(tmp_path / "bag", 40, storage)
     assert list(tmp_path.iterdir()) == []
     noise_bag(tmp_path / "bag", 2, storage)  # it works with enough space
@@ -192,7 +178,7 @@ def test_a_full_disk_while_the_summary_is_written(tmp_path: Path) -> None:
         with BagWriter(tmp_path / "bag") as writer:
             writer.add_file("summary.json", "x" * (LIMIT_BYTES + 1))
 
-    with small_disk(), pytest.raises(BagError, match=rf"cannot write {tmp_path / 'bag'}: .*File too"):
+    with small_disk(LIMIT_BYTES), pytest.raises(BagError, match=rf"cannot write {tmp_path / 'bag'}: .*File too"):
         write()
     assert list(tmp_path.iterdir()) == []
 
@@ -205,7 +191,10 @@ def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.Captur
             for index in range(count):
                 video.write(np.roll(NOISE, index * 7, axis=1), index * 10**8)
 
-    with small_disk(), pytest.raises(OverlayFileError, match=r"video .*drive\.mp4 cannot be written: it has \d+ of 40"):
+    with (
+        small_disk(LIMIT_BYTES),
+        pytest.raises(OverlayFileError, match=r"video .*drive\.mp4 cannot be written: it has \d+ of 40"),
+    ):
         draw(40)
     assert list(tmp_path.iterdir()) == []
     draw(3)
@@ -215,14 +204,17 @@ def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.Captur
 def test_a_full_disk_leaves_no_broken_image(tmp_path: Path) -> None:
     picture = np.random.default_rng(1).integers(0, 256, (480, 640, 3), dtype=np.uint8)
     with (
-        small_disk(),
+        small_disk(LIMIT_BYTES),
         pytest.raises(OverlayFileError, match=r"picture .*000000\.png cannot be written: File too"),
         OverlayFiles(tmp_path / "pictures") as pictures,
     ):
         pictures.write(picture, 0)
     assert not (tmp_path / "pictures").exists()
     save_picture(tmp_path / "found.png", np.zeros((48, 64, 3), np.uint8))
-    with small_disk(), pytest.raises(OverlayFileError, match=r"picture .*found\.png cannot be written: File too"):
+    with (
+        small_disk(LIMIT_BYTES),
+        pytest.raises(OverlayFileError, match=r"picture .*found\.png cannot be written: File too"),
+    ):
         save_picture(tmp_path / "found.png", picture)
     assert cv2.imread(str(tmp_path / "found.png")).shape == (48, 64, 3)  # still the former picture
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.png"]
@@ -236,7 +228,7 @@ def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(
     (tmp_path / "one.yaml").write_text(
         HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
     )
-    with small_disk():
+    with small_disk(LIMIT_BYTES):
         assert main(["replay", "in", "out", "--with-input", "--params-file", "one.yaml"]) == 1
     error = capsys.readouterr().err
     assert error.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import resource
-import signal
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from hypothesis import strategies as st
 from mcap.writer import CompressionType, IndexType, Writer
 from rosbags.rosbag2 import Reader
 from rosbags.typesys import Stores, get_typestore
+from small_disk import small_disk
 
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
@@ -128,23 +126,10 @@ def test_a_failed_recording_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@contextmanager
-def full_disk(file_bytes: int) -> Iterator[None]:
-    """No file may become larger than `file_bytes`."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
 @STORAGES
 @pytest.mark.parametrize("count", [1, 40])
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, storage: str, count: int) -> None:
-    with full_disk(4096), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}"):
+    with small_disk(4096), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}"):
         write_bag(tmp_path / "bag", messages(count, 200_000), storage)
     assert list(tmp_path.iterdir()) == []
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
 import torch
+from small_disk import small_disk
 
 from multi_dnn_ros.training import checkpoint
 
@@ -19,13 +19,8 @@ def test_the_error_of_the_system_is_named_and_the_last_checkpoint_is_kept(limit_
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, {"done": 1}, {})
     before = path.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
-    try:
-        with pytest.raises(checkpoint.TrainingError) as raised:
-            checkpoint.save(path, {"weight": torch.zeros(1_000_000)}, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with small_disk(limit_bytes), pytest.raises(checkpoint.TrainingError) as raised:
+        checkpoint.save(path, {"weight": torch.zeros(1_000_000)}, {})
     assert f"{path}: checkpoint cannot be written ([Errno 27] File too large)" in str(raised.value)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
