@@ -22,11 +22,6 @@ def positive(text: str) -> int:
     return _integer(text, 1)
 
 
-def at_least_two(text: str) -> int:
-    """An integer, at least 2."""
-    return _integer(text, 2)
-
-
 def positive_float(text: str) -> float:
     """A number above 0 and below 1e9."""
     return _number(text, lambda value: 0.0 < value < 1e9, "above 0 and below 1e9")

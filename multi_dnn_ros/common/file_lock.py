@@ -34,43 +34,16 @@ def lock_file(path: Path, taken: str, unprotected: str) -> TextIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("w", encoding="utf-8")
     try:
-        _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, path, unprotected)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise CommandError(taken) from None
-    except OSError:
-        file.close()
-        raise
-    return file
-
-
-@contextlib.contextmanager
-def exclusive_lock(path: Path, unprotected: str) -> Iterator[None]:
-    """Lock a file in the block; wait as long as another process or thread has locked it. It is created and never
-    removed.
-
-    unprotected: as in lock_file(). Raises OSError if the file cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        locked = _lock(file, fcntl.LOCK_EX, path, unprotected)
-        try:
-            yield
-        finally:
-            if locked:  # closing is not enough: a process that was forked meanwhile has a copy of the open file
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _lock(file: TextIO, operation: int, path: Path, unprotected: str) -> bool:
-    """Whether the file could be locked; False, with a warning, on a file system without locks. Raises OSError."""
-    try:
-        fcntl.flock(file, operation)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
+            file.close()
             raise
         log.warning("%s cannot be locked (%s): %s", path, error.strerror, unprotected)
-        return False
-    return True
+    return file
 
 
 @contextlib.contextmanager

@@ -125,11 +125,6 @@ class World:
         """The camera without its pitching and swaying motion."""
         return replace(self._camera, pitch=self._pitch)
 
-    @property
-    def hill(self) -> float:
-        """Vertical curvature of the road, 1/m, 0 if it is flat."""
-        return self._hill
-
     def scene(self, seconds: float, frame: int = 0) -> Scene:
         """The scene at a time; `frame` seeds per-frame randomness (noise, rain drops)."""
         travelled = self._speed * seconds

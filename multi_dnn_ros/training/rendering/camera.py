@@ -56,11 +56,6 @@ class Camera:
         pixels[:, 1] = self.height / 2 - 0.5 - optical[:, 1] * scale
         return pixels
 
-    @property
-    def rpy(self) -> tuple[float, float, float]:
-        """Roll, pitch and yaw of REP 103, about the axes of :func:`in_vehicle_axes`, radians."""
-        return self.roll, self.pitch, -self.yaw
-
     def horizon(self) -> float:
         """Row of the horizon in the middle of the image, pixels."""
         return self.height / 2 - 0.5 - self.focal * float(np.tan(self.pitch))
