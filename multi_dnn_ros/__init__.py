@@ -8,7 +8,7 @@ Packages from the bottom to the top; each imports only those above it in this li
     planning, pipeline, serving      layer times; from settings to tasks; engine processes and their supervision
     compression, training, profiling the offline half
     ros                              the node
-    bags, camera, replay             recordings and sources
+    camera, replay                   sources and recordings
     demo, benchmark, cli             what a person runs
 """
 
