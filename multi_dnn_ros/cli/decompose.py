@@ -12,6 +12,7 @@ from multi_dnn_ros.cli.network_arguments import (
     add_loading,
     add_model,
     add_target,
+    calibration_inputs,
     check_output,
     instances,
     origin,
@@ -185,7 +186,7 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
     """At most _MAX_IMAGES images of --data, each as inputs of one inference."""
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.training.data import DataRequest, evenly_spaced, open_data
-    from multi_dnn_ros.training.trainable import calibration_inputs, make_trainable
+    from multi_dnn_ros.training.trainable import make_trainable
 
     generated = args.data.partition(":")[0] == "road"
     labelled = ":" in args.data and not generated

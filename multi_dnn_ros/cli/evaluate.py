@@ -19,6 +19,7 @@ from multi_dnn_ros.cli.network_arguments import (
     add_model,
     add_network,
     add_target,
+    calibration_inputs,
     check_weights,
     instances,
     read_data,
@@ -150,8 +151,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace, network: Trainable) -> Target:
-    from multi_dnn_ros.training.trainable import calibration_inputs
-
     target = read_target(args, calibration=partial(calibration_inputs, network, args.calibration_images))
     target.make_backend()  # raises for a precision that the device does not have, before minutes of scoring
     return target

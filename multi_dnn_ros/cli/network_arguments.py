@@ -202,6 +202,14 @@ def read_target(
     return Target(device, name, make_backend, args.precision, batch, sms=args.sms or 0)
 
 
+def calibration_inputs(network: Trainable, folder: str) -> list[Tensors]:
+    """The arguments of `network.network` for each image of a folder, as for scoring; empty: the package's images."""
+    from multi_dnn_ros.pipeline.calibration import calibration_images
+    from multi_dnn_ros.training.samples import framed
+
+    return [network.input_of(framed(image.numpy(), network.framing)) for image in calibration_images(folder)]
+
+
 def instances(args: argparse.Namespace, target: Target) -> int:
     """Number of copies that run at once when contention is timed."""
     return int(args.instances or (8 if target.device.type == "cuda" else 2))

@@ -18,13 +18,11 @@ from multi_dnn_ros.models.decoder_choice import recognize_outputs
 from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
-from multi_dnn_ros.pipeline.calibration import calibration_images
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.loop import Loss
-from multi_dnn_ros.training.samples import framed
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -63,11 +61,6 @@ class Trainable:
     def input_of(self, image: Tensor) -> tuple[Tensor, ...]:
         """The arguments of `network` for an image (3, h, w) uint8 that `framing` has fitted to its input."""
         return (self.inputs(image[None].float() / 255.0),)
-
-
-def calibration_inputs(network: Trainable, folder: str) -> list[tuple[Tensor, ...]]:
-    """The arguments of `network.network` for each image of a folder, as for scoring; empty: the package's images."""
-    return [network.input_of(framed(image.numpy(), network.framing)) for image in calibration_images(folder)]
 
 
 def make_trainable(
