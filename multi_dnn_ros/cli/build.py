@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
-results that take long to compute in ~/.cache/multi_dnn_ros (docs/providers.md lists the folders). For DNNs with backend
+results that take long to compute in ~/.cache/multi_dnn_ros (docs/devices.md lists the folders). For DNNs with backend
 auto it also measures which backend is the fastest; the node then uses that one. Afterwards it configures again, from
 the caches, to show how long the node will take.
 

@@ -34,7 +34,7 @@ A unit is one of:
   cpu              all cores that this process may use
   cpu:8            8 threads
   cuda:0           a GPU
-  openvino:gpu     an execution provider of ONNX Runtime (docs/providers.md)
+  openvino:gpu     an execution provider of ONNX Runtime (docs/devices.md)
 """
 _EXAMPLES = """\
 multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64

@@ -1,4 +1,4 @@
-"""Changes of parameters that replace the engine process of DNNs while the node serves (docs/model_swap.md)."""
+"""Changes of parameters that replace the engine process of DNNs while the node serves (docs/isolation.md)."""
 
 from __future__ import annotations
 

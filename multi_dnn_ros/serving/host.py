@@ -133,7 +133,7 @@ class SwapState:
 
 
 class Swap(Protocol):
-    """A change of the settings of DNNs while they are served (docs/model_swap.md)."""
+    """A change of the settings of DNNs while they are served (docs/isolation.md)."""
 
     @property
     def gaps_ms(self) -> Mapping[str, float]:

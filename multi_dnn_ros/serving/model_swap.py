@@ -1,4 +1,4 @@
-"""A model swap: the settings of DNNs change while they are served (docs/model_swap.md).
+"""A model swap: the settings of DNNs change while they are served (docs/isolation.md).
 
 Processes with the new settings are prepared while the previous ones serve. When they are ready on all devices, the
 caller commits the swap, and they take over between two frames.

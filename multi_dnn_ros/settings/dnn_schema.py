@@ -162,7 +162,7 @@ class DnnConfig(Section):
     backend: BackendName = Field(
         "auto",
         description="How the jobs run. auto: the backend that an earlier measurement on this machine, by `multi-dnn "
-        "build` or with backend measured, found to be the fastest for the DNN (docs/providers.md); if there was none, "
+        "build` or with backend measured, found to be the fastest for the DNN (docs/devices.md); if there was none, "
         "cuda_graph on a GPU, and on a CPU onnxruntime, or torchscript with precision bf16 and for DNNs that cannot be "
         "exported. "
         "measured: the same choice, measured when the DNN is first configured. inductor compiles the jobs with "
@@ -292,7 +292,7 @@ class DnnConfig(Section):
         ge=0.02,
         le=0.5,
         description="Fraction of a tile that overlaps its neighbour. Two boxes of neighbouring tiles are merged if "
-        "they agree in the overlap (docs/outputs.md).",
+        "they agree in the overlap (docs/results.md).",
     )
     outputs: dict[Name, OutputConfig] = Field(
         default_factory=dict,
@@ -339,7 +339,7 @@ class DnnConfig(Section):
     track: bool = Field(
         False,
         description="Whether to track the boxes of each camera: the same object has the same `id` in all frames "
-        "(ByteTrack, docs/tracking.md).",
+        "(ByteTrack, docs/results.md).",
         json_schema_extra=FIXED,
     )
     track_across_classes: bool = Field(
@@ -377,7 +377,7 @@ class DnnConfig(Section):
     providers: list[Annotated[str, Field(pattern=_PROVIDER)]] = Field(
         default_factory=list,
         description="Execution providers of ONNX Runtime that backend onnxruntime tries, in this order "
-        "(docs/providers.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
+        "(docs/devices.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
         "openvino:npu compute on an integrated GPU or an NPU. Empty: those of the device that are installed, in the "
         "order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu, unless another one was measured to "
         "be the fastest.",

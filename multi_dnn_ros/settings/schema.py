@@ -157,7 +157,7 @@ class NodeConfig(Section):
         "frames on other devices. An earlier frame without a result by then is dropped as out_of_order.",
     )
 
-    # Results on the ground, in metres (docs/lanes_in_metres.md)
+    # Results on the ground, in metres (docs/results.md)
     vehicle_frame: str = Field(
         "base_link",
         pattern=r"^[^/\s][^\s]*$",

@@ -26,7 +26,7 @@ class DataKind:
     needs_path: bool = True
 
 
-#: By the name before the colon. docs/accuracy.md has a row for the parts of each kind; a test compares them.
+#: By the name before the colon. docs/training.md has a row for the parts of each kind; a test compares them.
 DATA_KINDS: Mapping[str, DataKind] = {
     "cifar10": DataKind(
         "PATH",

@@ -114,7 +114,7 @@ def test_a_gpu_says_which_precisions_it_is_too_old_for(two_gpus: None) -> None:
     assert captured["cuda:0"].refused["bf16"] == "needs compute capability 8.0; this GPU has 7.2"
     assert captured["cuda:1"].refused == {"int8": "this backend has no int8 on cuda"}
     assert next(of for of in new.backends if of.name == "onnxruntime").problem == (
-        "has no execution provider for cuda; it has cpu (docs/providers.md)"
+        "has no execution provider for cuda; it has cpu (docs/devices.md)"
     )
 
 
