@@ -21,7 +21,6 @@ from multi_dnn_ros.cli.network_arguments import (
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.training.data_kinds import help_text
 
 if TYPE_CHECKING:
@@ -94,18 +93,16 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
     add_target(times)
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="folder to write a report to: JSON, Markdown and a plot")  # fmt: skip
+                        help="folder to write report.json to: what was done to each layer")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, write the artifact and the report, and print what changed."""
-    if args.report is not None:
-        require("--report", "matplotlib")
     import copy
 
     import torch
 
-    from multi_dnn_ros.common.reporting import provenance, table
+    from multi_dnn_ros.common.reporting import provenance, table, write_json
     from multi_dnn_ros.compression import report
     from multi_dnn_ros.compression.decompose import decompose, plan_of
     from multi_dnn_ros.compression.graph_layers import with_layers
@@ -121,8 +118,9 @@ def run(args: argparse.Namespace) -> int:
         made_from = source.description.model
         raise UsageError(f"{args.model} is already decomposed; decompose the network it was made from: {made_from}")
     check_output(args.output, args.model, source)
-    if args.report is not None:
-        check_writable("--report", args.report / report.JSON_NAME)
+    report_file = args.report / "report.json" if args.report is not None else None
+    if report_file is not None:
+        check_writable("--report", report_file)
     try:
         width, height = source.input_size(args.model, args.size, "--size")
     except ModelError as error:
@@ -176,9 +174,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
     if not done:
         print("no decomposition was faster, so the file holds the original network")
-    if args.report is not None:
-        report.write_report(args.report, content)
-        print(f"report written to {args.report}")
+    if report_file is not None:
+        write_json(report_file, content)
+        print(f"report written to {report_file}")
     return 0
 
 
