@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +104,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from multi_dnn_ros.common.reporting import provenance, table, write_json
-    from multi_dnn_ros.compression import report
-    from multi_dnn_ros.compression.decompose import decompose, plan_of
+    from multi_dnn_ros.compression.decompose import change, decompose, plan_of
     from multi_dnn_ros.compression.graph_layers import with_layers
-    from multi_dnn_ros.compression.layers import list_layers
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
@@ -137,12 +136,11 @@ def run(args: argparse.Namespace) -> int:
     file = weights_file(args.model)
     bytes_before = file.stat().st_size if file is not None else before.bytes
     original = copy.deepcopy(network) if timed else network
-    layers = list_layers(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None
     policy = _policy(args, before.macs, original, tuple(inputs[0].shape), target)
     with progress_bar("decompose", "step") as progress:
         outcomes = decompose(
-            network, inputs, policy, layers=layers, images=images, may_keep_all=args.ranks == "measured",
+            network, inputs, policy, linear=args.linear, images=images, may_keep_all=args.ranks == "measured",
             progress=progress,
         )  # fmt: skip
     chosen = {name: getattr(args, name) for name in ("ratio", "macs_cut", "alignment", "floor")}
@@ -167,9 +165,17 @@ def run(args: argparse.Namespace) -> int:
         **source.own_interface,
     )
     save_artifact(args.output, whole, description)
-    costs, file_bytes = (before, cost(network, inputs)), (bytes_before, args.output.stat().st_size)
-    content = report.summary(outcomes, costs, file_bytes, latency, model=args.model, **origin_of)
-    print(table(("", "before", "after", "change"), report.totals(content)))
+    after = cost(network, inputs)
+    content = {
+        "model": args.model,
+        **origin_of,
+        "macs": change(before.macs, after.macs),
+        "parameters": change(before.parameters, after.parameters),
+        "file_bytes": change(bytes_before, args.output.stat().st_size),
+        "latency_ms": latency,
+        "layers": [outcome.as_json() for outcome in outcomes],
+    }
+    print(table(("", "before", "after", "change"), _totals(content)))
     done = sum(outcome.plan is not None for outcome in outcomes)
     print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
     if not done:
@@ -178,6 +184,20 @@ def run(args: argparse.Namespace) -> int:
         write_json(report_file, content)
         print(f"report written to {report_file}")
     return 0
+
+
+def _totals(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """(quantity, before, after, change) of the network, as text."""
+    units = (("macs", "MACs", 1e9, "G"), ("parameters", "parameters", 1e6, "M"), ("file_bytes", "file", 1e6, "MB"))
+    pairs = [(name, content[key]["before"] / scale, content[key]["after"] / scale, unit)
+             for key, name, scale, unit in units]  # fmt: skip
+    for entry in content["latency_ms"]:
+        name = "latency, alone" if entry["instances"] == 1 else f"latency, {entry['instances']} at once"
+        pairs.append((name, entry["original_ms"], entry["decomposed_ms"], "ms"))
+    return [
+        (name, f"{before:.3f} {unit}", f"{after:.3f} {unit}", f"{after / before - 1:+.1%}")
+        for name, before, after, unit in pairs
+    ]
 
 
 def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor, ...]]:
@@ -227,12 +247,10 @@ def _latency(
 
     if target is None:
         return []
-    if isinstance(policy, Measured):
-        return [
-            {"instances": time.instances, "original_ms": time.original_ms, "decomposed_ms": time.decomposed_ms}
-            for time in policy.accepted
-        ]
-    times = compare([original, network], shape, target, (1, instances(args, target)))
+    times: Mapping[int, Sequence[float]] = (
+        policy.accepted if isinstance(policy, Measured)
+        else compare([original, network], shape, target, (1, instances(args, target)))
+    )  # fmt: skip
     return [
         {"instances": count, "original_ms": before, "decomposed_ms": after} for count, (before, after) in times.items()
     ]

@@ -54,7 +54,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((report / "report.json").read_text())
     assert content["target"].split("; ")[1:3] == ["auto", "eager"]
     assert all(entry["decomposed_ms"] < entry["original_ms"] for entry in content["latency_ms"])
-    assert any(layer["measured"] for layer in content["layers"])
+    assert any(layer["details"] for layer in content["layers"])
     loaded, description = load_artifact(out)
     assert len(content["latency_ms"]) == (2 if description.plan else 0)
     assert loaded(torch.zeros(1, 3, 24, 24)).shape == (1, 64, 20, 20)
