@@ -189,11 +189,8 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
     ("arguments", "missing", "needs", "extra"),
     [
         (DECOMPOSE, "tensorly", "decompose needs tensorly", "offline"),
-        ([*DECOMPOSE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (EVALUATE, "pycocotools", "evaluate needs pycocotools", "offline"),
-        ([*EVALUATE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (RETRAIN, "pycocotools", "retrain needs pycocotools", "offline"),
-        ([*RETRAIN, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (LEARN, "sklearn", "profile needs sklearn", "offline"),
         (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
