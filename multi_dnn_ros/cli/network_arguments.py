@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.training.data_kinds import help_text
 
@@ -109,6 +109,21 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
         source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing,
         report=partial(print, file=sys.stderr),
     )  # fmt: skip
+
+
+def check_models(*models: str) -> None:
+    """Raise CommandError unless each name has the form of a model and, if it is one of a file, the file exists.
+
+    It does not import PyTorch, so that a wrong name is reported at once.
+    """
+    from multi_dnn_ros.models.registry import source_name
+
+    for model in models:
+        form = source_name(model)
+        if not form:
+            raise CommandError(f"argument MODEL is '{model}'; allowed: {MODEL_HELP}")
+        if form.startswith(".") and not Path(model).is_file():
+            raise CommandError(f"argument MODEL is '{model}': there is no such file")
 
 
 def weights_of(args: argparse.Namespace, model: str) -> tuple[str, int]:

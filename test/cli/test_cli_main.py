@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.cli import main as cli
 from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
 from multi_dnn_ros.cli.run import ros_arguments
 
@@ -193,14 +191,6 @@ def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], m
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_unexpected_error_says_how_to_get_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli.describe(ZeroDivisionError("division by zero")) == (
-        "ZeroDivisionError: division by zero (unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback)"
-    )
-    assert cli.describe(ValueError("two\nlines")) == "two lines"
-    assert cli.describe(KeyError("name")).startswith("KeyError: 'name'")
-
-
 def test_ctrl_c_ends_with_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
@@ -244,19 +234,3 @@ def test_a_closed_pipe_causes_no_traceback() -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
-
-
-def test_configuration_file_is_found() -> None:
-    from multi_dnn_ros.common.resources import config_file
-
-    assert config_file("multi_dnn.yaml").is_file()
-    with pytest.raises(FileNotFoundError, match=r"nothing\.yaml"):
-        config_file("nothing.yaml")
-    with pytest.raises(ValueError, match="without folders"):
-        config_file("../setup.py")
-
-
-def test_startup_time_is_not_spent_on_imports() -> None:
-    begin = time.monotonic()
-    subprocess.run([sys.executable, "-m", "multi_dnn_ros.cli.main", "--help"], capture_output=True, check=True)
-    assert time.monotonic() - begin < 20.0  # 0.1 s on an idle machine; a bound for a hang, not a benchmark
