@@ -34,7 +34,7 @@ def run_video(args: argparse.Namespace) -> int:
         changed = {name: dnn.model_copy(update={"precision": args.precision}) for name, dnn in config.dnns.items()}
         config = config.model_copy(update={"dnns": changed})
 
-    from multi_dnn_ros.camera.source import SourceError
+    from multi_dnn_ros.camera.sources import SourceError
     from multi_dnn_ros.common.allocator import configure_malloc
     from multi_dnn_ros.demo.figures import VideoFigures
     from multi_dnn_ros.demo.output_folder import check_output, clear_output

@@ -13,7 +13,7 @@ from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import Image
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.qos import LATCHED
@@ -103,4 +103,4 @@ class Recorder:
 def _as_jpeg(data: bytes) -> bytes:
     message: Any = deserialize_message(data, Image)
     pixels = np.asarray(decode_image(message, _SETTINGS))
-    return bytes(serialize_message(image_message(pixels, message.header, CameraFormat("", "", compressed=True))))
+    return bytes(serialize_message(image_message(pixels, message.header, "jpeg")))

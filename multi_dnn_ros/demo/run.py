@@ -111,9 +111,9 @@ class Demo:
         """
         frames = self.images
         drive = [
-            *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
+            *("camera", "scenes", "--camera", camera, "--topic", image, "--truth"),
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
-            *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
+            *("--seed", str(self.seed), "--wait-for-subscribers", "2"),
         ]
         serve = ["run", "--params-file", str(self.params_file), *self._overrides()]
         with ExitStack() as stack:

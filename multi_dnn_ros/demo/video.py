@@ -10,8 +10,8 @@ from rclpy.serialization import serialize_message
 from rclpy.time import Time
 from std_msgs.msg import Header
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.camera.playback import DEFAULT_RATE_HZ
+from multi_dnn_ros.camera.messages import image_message
+from multi_dnn_ros.camera.publisher import DEFAULT_RATE_HZ
 from multi_dnn_ros.camera.sources import open_source
 from multi_dnn_ros.replay.message_definitions import canonical
 from multi_dnn_ros.replay.storage_files import BagMessage
@@ -31,11 +31,11 @@ class VideoMessages:
 
     def __init__(self, path: Path, topic: str, frame_id: str, seconds: float | None = None) -> None:
         self._source = open_source(str(path))
-        self._format = CameraFormat(topic, frame_id, compressed=True)
+        self._topic, self._frame_id = topic, frame_id
         self._begin_ns = path.stat().st_mtime_ns
         self.rate_hz = self._source.rate_hz or DEFAULT_RATE_HZ
         self._max_frames = None if seconds is None else max(1, round(seconds * self.rate_hz))
-        known = int(getattr(self._source, "count", 0))
+        known = self._source.count
         self.frames = known if self._max_frames is None else min(known or self._max_frames, self._max_frames)
 
     @property
@@ -46,6 +46,6 @@ class VideoMessages:
         """The frames in order. topics: ignored, as there is one topic only."""
         for number, item in enumerate(islice(self._source.items(), self._max_frames)):
             stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
-            header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._format.frame_id)
-            data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, self._format)))
-            yield BagMessage(self._format.topic, _MSGTYPE, stamp_ns, data)
+            header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._frame_id)
+            data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, "jpeg")))
+            yield BagMessage(self._topic, _MSGTYPE, stamp_ns, data)

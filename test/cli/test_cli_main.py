@@ -111,8 +111,7 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
     [
         (["camera", "nowhere.mp4"], 1, "source 'nowhere.mp4' does not exist"),
         (["camera", "/dev/video99"], 1, "/dev/video99"),
-        (["camera", "scenes", "--prepare"], 2, "--prepare is for the source `scenes` and needs --count"),
-        (["camera", "scenes", "--transport", "compressed", "--encoding", "bgr8"], 2, "--encoding is for raw images"),
+        (["camera", "nowhere.mp4", "--truth"], 2, "--truth is for the source `scenes`"),
         (["camera", "scenes", "--size", "20x20"], 1, "20x20"),
         (["replay", "nowhere", "out"], 1, "bag nowhere does not exist"),
         (["replay", "nowhere", "."], 2, "OUT_BAG . already exists"),

@@ -12,7 +12,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
+from multi_dnn_ros.camera.messages import image_message, truth_message
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.demo.comparison import SETS, Figures, comparison_table, run_both
@@ -92,7 +92,7 @@ def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Reco
             scene, now = drive.frame(index), (1000 + index * 1000 // HZ) * MS
             header = Header(frame_id="front")
             header.stamp.sec, header.stamp.nanosec = divmod(now, 1000 * MS)
-            write(TOPICS.image, now + MS, image_message(scene.image, header, CameraFormat("", "", compressed=True)))
+            write(TOPICS.image, now + MS, image_message(scene.image, header, "jpeg"))
             write(TOPICS.truth_detections, now + MS, truth_message(scene, header))
             write(TOPICS.truth_lane_mask, now + MS, mono_message(scene.lane_mask, "mono8", header))
             line = Lane(1, np.array([[10, 200], [20, 100]], np.float32), np.zeros(3), 0.5)
