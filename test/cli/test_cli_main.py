@@ -88,7 +88,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["camera", "scenes", "--count", "9" * 20], "is not an integer of at least 1 and at most 18 digits"),
         (["camera", "scenes", "--topic", "a b"], "'a b' is not a topic name"),
         (["camera", "scenes", "--topic", "front//image"], "'front//image' is not a topic name"),
-        (["demo", "--domain-id", "233"], "'233' is not a ROS domain ID (0 to 232)"),
         (["profile", "fit", "--rate", "front"], "'front' is not CAMERA=HZ"),
         (["camera", "scenes", "--rate", "nan"], "'nan'"),
         (["camera", "scenes", "--count", "0"], "'0' is not an integer of at least 1"),

@@ -36,7 +36,7 @@ def test_images_are_compressed_at_the_end_or_when_they_need_too_much_memory(
             executor = SingleThreadedExecutor(context=context)
             executor.add_node(node)
             topics = {"/image": "sensor_msgs/msg/Image"}
-            recorder = Recorder(node, writer, topics, compress=frozenset({"/image"}), watch="", kept_bytes=kept_bytes)
+            recorder = Recorder(node, writer, topics, image="/image", kept_bytes=kept_bytes)
             publisher = node.create_publisher(_type(), "/image", 10)
             until(lambda: publisher.get_subscription_count())
             for number in range(IMAGES):
