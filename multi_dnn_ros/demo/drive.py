@@ -1,4 +1,4 @@
-"""Runs the demo: starts the processes, records the drive and reports it."""
+"""One drive of the demo: starts the processes, records what they publish and reports it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from tqdm import tqdm
 
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
-from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.output_folder import MARK, clear_output
-from multi_dnn_ros.demo.recorded_frames import CameraTopics, Stream
+from multi_dnn_ros.demo.recorded_frames import Stream, last_statuses
 from multi_dnn_ros.demo.recorder import Recorder
-from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
+from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, RecordedDrive, report
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.middleware import configure
@@ -34,8 +33,6 @@ from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
-NODE = "/multi_dnn"
-DIAGNOSTICS = "/diagnostics"
 _PEDESTRIANS = ("pedestrian",)
 #: Time limit for loading the node and rendering the road, on a slow machine.
 _START_LIMIT_S = 600.0
@@ -45,10 +42,7 @@ _FINISH_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class Demo:
-    """One drive with one node; see ``multi-dnn demo --help``.
-
-    params_file: the node's parameters. domain_id: None: an unused one. precision: of all DNNs; None: as in params_file.
-    """
+    """One drive with one node; see ``multi-dnn demo --help``. params_file: the node's parameters."""
 
     output: Path
     params_file: Path
@@ -56,16 +50,14 @@ class Demo:
     rate_hz: float = 10.0
     size: tuple[int, int] = (640, 480)
     seed: int = 8
-    domain_id: int | None = None
-    precision: str | None = None
 
     @property
     def images(self) -> int:
         """Number of images that the camera publishes."""
         return max(1, round(self.seconds * self.rate_hz))
 
-    def run(self) -> Outcome:
-        """Record the drive, score the results and write the report.
+    def run(self) -> dict[str, Any]:
+        """Record the drive, score the results and write the report. Returns the summary.
 
         Raises CommandError, which names the log, if a process fails; UsageError or ParameterError for bad arguments.
         """
@@ -74,50 +66,44 @@ class Demo:
         if settings.transport != "raw":
             raise UsageError(f"parameter camera.{camera}.transport is {settings.transport}; the demo needs raw")
         dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
+        streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
         clear_output(self.output)
         image = f"/{camera}/image_raw" if not settings.topic else f"/{settings.topic.lstrip('/')}"
-        truth = CameraTopics(
-            image=f"{image}/compressed",
-            truth_detections=f"/{camera}/truth/detections",
-            truth_lane_mask=f"/{camera}/truth/lane_mask",
-            truth_labels=tuple(LABELS),
-        )
-        streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
-        outputs = {topic: stream.kind.msgtypes[name] for stream in streams for name, topic in stream.topics.items()}
-        topics = {
-            image: "sensor_msgs/msg/Image",
-            truth.truth_detections: "vision_msgs/msg/Detection2DArray",
-            truth.truth_lane_mask: "sensor_msgs/msg/Image",
-            **outputs,
-            **{stream.label_info: "vision_msgs/msg/LabelInfo" for stream in streams if stream.label_info},
-            DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
-        }
-        recorded = RecordedDrive(
-            output=self.output,
-            node=NODE,
-            camera=camera,
-            topics=truth,
-            streams=streams,
-            diagnostics=DIAGNOSTICS,
-            settings={"seconds": self.seconds, "rate_hz": self.rate_hz, "size": list(self.size), "seed": self.seed},
-        )
-        peak_memory, ended_in_time = self._record(camera, image, topics, streams)
-        return report(recorded, peak_memory, ended_in_time=ended_in_time)
+        drive = {"seconds": self.seconds, "rate_hz": self.rate_hz, "size": list(self.size), "seed": self.seed}
+        recorded = RecordedDrive(self.output, camera, image, streams, drive)
+        # Built-in DNNs without a configured threshold get the one for generated roads.
+        thresholds = [
+            word
+            for name, dnn in dnns.items()
+            if is_builtin(dnn.model) and not dnn.score_threshold
+            for word in ("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}")
+        ]
+        peak_memory_bytes, ended_in_time = self._record(recorded, thresholds)
+        return report(recorded, peak_memory_bytes, ended_in_time=ended_in_time)
 
-    def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
+    def _record(self, drive: RecordedDrive, parameters: Sequence[str]) -> tuple[int, bool]:
         """Run both processes to the end of the drive.
 
         Returns the peak resident memory of the node and its engine processes in bytes, and whether they ended in time.
         """
         frames = self.images
-        drive = [
-            *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
+        publish = [
+            *("camera", "scenes", "--camera", drive.camera, "--topic", drive.image, "--truth"),
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
-            *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
+            *("--seed", str(self.seed), "--wait-for-subscribers", "2"),
         ]
-        serve = ["run", "--params-file", str(self.params_file), *self._overrides()]
+        serve = ["run", "--params-file", str(self.params_file), *(["--ros-args", *parameters] if parameters else [])]
+        labels = [stream.label_info for stream in drive.streams if stream.label_info]
+        topics = {
+            drive.image: "sensor_msgs/msg/Image",
+            f"/{drive.camera}/truth/detections": "vision_msgs/msg/Detection2DArray",
+            f"/{drive.camera}/truth/lane_mask": "sensor_msgs/msg/Image",
+            **{topic: each.kind.msgtypes[name] for each in drive.streams for name, topic in each.topics.items()},
+            **dict.fromkeys(labels, "vision_msgs/msg/LabelInfo"),
+            DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
+        }
         with ExitStack() as stack:
-            domain = stack.enter_context(reserved_domain()) if self.domain_id is None else self.domain_id
+            domain = stack.enter_context(reserved_domain())
             environment = loopback_environment(domain)
             print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
             interrupts = stack.enter_context(Interrupts())
@@ -132,30 +118,16 @@ class Demo:
             executor = SingleThreadedExecutor()
             stack.callback(executor.shutdown)
             executor.add_node(listener)
-            recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS,
-                                latched=frozenset(stream.label_info for stream in streams))  # fmt: skip
+            recorder = Recorder(listener, writer, topics, image=drive.image, watch=DIAGNOSTICS, latched=labels)
             with interrupts.deferred():
                 node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
-                source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
+                source = stack.enter_context(Child("camera", publish, self.output / "camera.log", environment))
             bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))
-            _watch_drive(executor, recorder, node, source, image, streams, bar)
+            _watch(executor, recorder, node, source, drive, bar)
             _finish(executor, recorder)
             ended_in_time = node.stop()
             recorder.flush()
             return node.peak_memory_bytes, ended_in_time
-
-    def _overrides(self) -> list[str]:
-        """Arguments of the node: the score threshold for generated roads, for built-in DNNs that have none configured,
-        and the precision.
-        """
-        values = {}
-        for name, dnn in read_params_file(self.params_file).dnns.items():
-            if is_builtin(dnn.model) and not dnn.score_threshold:
-                values[f"dnn.{name}.score_threshold"] = str(GENERATED_ROAD_THRESHOLD)
-            if self.precision is not None:
-                values[f"dnn.{name}.precision"] = self.precision
-        arguments = [word for name, value in values.items() for word in ("-p", f"{name}:={value}")]
-        return ["--ros-args", *arguments] if arguments else []
 
 
 def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
@@ -170,18 +142,11 @@ def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
     return Stream(name, kind, topics, labels, f"{NODE}/{name}/label_info")
 
 
-def _watch_drive(
-    executor: SingleThreadedExecutor,
-    recorder: Recorder,
-    node: Child,
-    source: Child,
-    image: str,
-    streams: Sequence[Stream],
-    bar: Any,
+def _watch(
+    executor: SingleThreadedExecutor, recorder: Recorder, node: Child, source: Child, drive: RecordedDrive, bar: Any
 ) -> None:
     """Spin until the camera has ended. Raises CommandError if a process fails or does not start."""
-    begin = time.monotonic()
-    next_check = begin
+    begin = next_check = time.monotonic()
     while source.exit_code() is None:
         executor.spin_once(timeout_sec=0.1)
         now = time.monotonic()
@@ -193,15 +158,13 @@ def _watch_drive(
             raise _failed(node, f"ended with exit code {node.exit_code()}")
         if problem := _configuration_problem(recorder.watched):
             raise _failed(node, problem)
-        if not recorder.counts[image] and now - begin > _START_LIMIT_S:
+        images = recorder.counts[drive.image]
+        if not images and now - begin > _START_LIMIT_S:
             raise CommandError(f"no image after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
-        if recorder.counts[image]:
-            bar.set_description("driving", refresh=False)
-        bar.set_postfix_str(
-            ", ".join(f"{stream.dnn} {recorder.counts[next(iter(stream.topics.values()))]}" for stream in streams),
-            refresh=False,
-        )
-        bar.update(recorder.counts[image] - bar.n)
+        counts = (f"{each.dnn} {recorder.counts[next(iter(each.topics.values()))]}" for each in drive.streams)
+        bar.set_description("driving" if images else "starting", refresh=False)
+        bar.set_postfix_str(", ".join(counts), refresh=False)
+        bar.update(images - bar.n)
     if source.exit_code() != 0:
         raise _failed(source, f"ended with exit code {source.exit_code()}")
 
