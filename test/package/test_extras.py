@@ -194,7 +194,6 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         (LEARN, "sklearn", "profile needs sklearn", "offline"),
         (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
-        (["benchmark", "soak", "--plot", "soak.png"], "matplotlib", "--plot needs matplotlib", "plots"),
         (["benchmark", "paper", "--output", "paper.json"], "matplotlib", "--output needs matplotlib", "plots"),
         (["profile", "layers", "people.onnx"], "onnx2torch", "an ONNX file needs onnx2torch", "onnx"),
     ],
