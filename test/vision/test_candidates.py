@@ -66,7 +66,3 @@ def test_nan_in_candidates_is_an_error() -> None:
         output[0, 3] = float("nan")
     with pytest.raises(OutputError, match=r"the scores or boxes of \d+ candidates holds NaN or infinite values"):
         parts.decode(parts.condense(outputs), SOURCE)
-
-
-def test_other_decoders_have_no_two_parts() -> None:
-    assert load_dnn("lane", DnnConfig(role="lane", model="builtin:lane")).decoder.in_two_parts() is None

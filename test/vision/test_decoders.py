@@ -123,7 +123,7 @@ def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     parts = decoder.in_two_parts()
     assert parts is not None
     condensed = parts.condense((raw,))
-    assert [tuple(tensor.shape) for tensor in condensed] == [(192, 320), ()]
+    assert sum(tensor.nbytes for tensor in condensed) < 16_000
     one, two = decoder((raw,), SIZE), parts.decode(condensed, SIZE)
     assert len(one.lanes) == 2
     np.testing.assert_array_equal(two.mask, one.mask)
@@ -131,7 +131,6 @@ def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     raw[0, 1, 5, 5] = float("nan")
     with pytest.raises(OutputError, match="output 0 holds NaN or infinite values"):
         parts.decode(parts.condense((raw,)), SIZE)
-    assert LaneDecoder(Preprocess(320, 192), ("lane",)).in_two_parts() is None  # one class: nothing to reduce
 
 
 def test_an_empty_map_and_a_blob_have_no_lines() -> None:

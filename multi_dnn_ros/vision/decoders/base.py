@@ -18,7 +18,7 @@ from multi_dnn_ros.vision.results import Detections, OutputError
 #: A tensor must be on the CPU.
 ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
 #: Maximum number of boxes for non-maximum suppression, whose time is quadratic in it.
-MAX_CANDIDATES = 4096
+MAX_CANDIDATES = 1000
 #: Limit of the numbers that boxes are computed from, so that all boxes stay finite. One infinite box would break the
 #: suppression of all others, because torchvision separates classes by offsets that grow with the largest coordinate.
 LIMIT = 1e6
@@ -34,6 +34,23 @@ def total_of(values: torch.Tensor) -> torch.Tensor:
     Does not synchronize with a GPU.
     """
     return values.sum(dtype=torch.float64)
+
+
+class HostValue:
+    """A number that the host may change between two launches of a captured CUDA graph, such as a threshold."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self._host = torch.tensor(value, dtype=torch.float32)
+
+    def set(self, value: float) -> None:
+        """Use another number from now on."""
+        self._host.fill_(value)
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The number as a tensor () on a device. Captured in a graph, this is a copy that each launch makes anew."""
+        if device.type == "cuda" and not self._host.is_pinned():  # in the first call, before the capture
+            self._host = self._host.pin_memory()
+        return self._host.to(device, non_blocking=True)
 
 
 def expect_finite(name: str, total: torch.Tensor | float, values: torch.Tensor | None = None) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional as F
 
-from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
-from multi_dnn_ros.vision.decoders.curve_fits import Floats, Integers
-from multi_dnn_ros.vision.decoders.lane_lines import Runs, find_runs, group_runs
+from multi_dnn_ros.vision.decoders.base import Decoder, HostValue, TwoParts, expect_finite, total_of
+from multi_dnn_ros.vision.decoders.lane_lines import (
+    Floats,
+    Integers,
+    Runs,
+    find_runs,
+    group_runs,
+    reduce_to_runs,
+)
 from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, match_classes
-from multi_dnn_ros.vision.decoders.maps import without_padding
+from multi_dnn_ros.vision.decoders.maps import content_of, without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
@@ -69,25 +76,40 @@ class LaneDecoder(Decoder):
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
 
-    def in_two_parts(self) -> TwoParts | None:
-        """With several classes, the first part reduces their maps to one. None if there is nothing to reduce."""
-        return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
+    def in_two_parts(self) -> TwoParts:
+        """The first part finds the runs of lane pixels."""
+        return _RunParts(self)
+
+    @property
+    def logit_threshold(self) -> float:
+        """The logit of the smallest probability that counts as lane."""
+        threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
+        return math.log(threshold / (1.0 - threshold))
 
     def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Any:
         """Map (h, w) float32 of logits of lane against background, on the CPU, and the source's (H, W) -> Lanes."""
         logits = self.content(lane.contiguous().numpy(), source_size)
-        height, width = logits.shape
-        threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
-        mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
-        # Close one-pixel gaps and holes, because each of them would end a piece.
-        mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
-        runs = find_runs(mask)
-        found = group_runs(runs, width)
-        numbers = np.zeros((height, width), np.uint8)
+        runs = find_runs((logits >= self.logit_threshold).view(np.uint8))
+
+        def probabilities(chosen: Integers) -> Floats:
+            pixels, begins = _pixels(runs, chosen)
+            values = np.maximum(logits.reshape(-1).take(pixels), -80.0)  # of lower ones, exp() in float32 is infinite
+            result: Floats = np.add.reduceat(1.0 / (1.0 + np.exp(-values)), begins)
+            return result
+
+        return self.lanes(runs, probabilities, source_size)
+
+    def lanes(self, runs: Runs, probabilities: Callable[[Integers], Floats], source_size: tuple[int, int]) -> Lanes:
+        """Lanes from the runs of the mask of an image of (H, W) pixels.
+
+        probabilities: indices (K,) of runs -> (K,) sum of the probabilities of each run's pixels.
+        """
+        found = group_runs(runs)
+        numbers = np.zeros((runs.height, runs.width), np.uint8)
         count = min(len(found.curves), self.max_detections, MAX_LANES)
         if not count:
             return Lanes(numbers, (), source_size)
-        scale = (source_size[1] / width, source_size[0] / height)
+        scale = (source_size[1] / runs.width, source_size[0] / runs.height)
         curves = _curves_in_source(found.curves[:count], scale)
         # From left to right.
         order = _bottom_u(found.last_row[:count], curves, scale[1], source_size[0]).argsort(kind="stable")
@@ -97,12 +119,10 @@ class LaneDecoder(Decoder):
         number_of_line = np.zeros(len(found.curves) + 1, np.intp)  # the last one is for the runs of no line
         number_of_line[order] = np.arange(1, count + 1)
         number_of_run = number_of_line[found.of_run]
-        chosen = number_of_run.nonzero()[0]
-        pixels, begins, counts = _pixels(runs, chosen, width)
-        values = np.maximum(logits.reshape(-1).take(pixels), -80.0)  # of lower ones, exp() in float32 is infinite
-        probabilities = np.add.reduceat(1.0 / (1.0 + np.exp(-values)), begins)  # by run
-        sums, sizes = (np.bincount(number_of_run[chosen], values, count + 1)[1:] for values in (probabilities, counts))
-        numbers.reshape(-1)[pixels] = number_of_run[chosen].astype(np.uint8).repeat(counts)
+        chosen = np.flatnonzero(number_of_run)
+        number, lengths = number_of_run[chosen], (runs.end - runs.begin)[chosen]
+        sums, sizes = (np.bincount(number, each, count + 1)[1:] for each in (probabilities(chosen), lengths))
+        numbers.reshape(-1)[_pixels(runs, chosen)[0]] = number.astype(np.uint8).repeat(lengths)
         lanes = zip(range(1, count + 1), points, curves, (sums / sizes).tolist(), strict=True)
         return Lanes(numbers, tuple(Lane(*lane) for lane in lanes), source_size)
 
@@ -118,46 +138,68 @@ class LaneDecoder(Decoder):
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
     def content(self, logits: npt.NDArray[np.float32], source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
-        """(h, w) map over the network's input -> the part that shows the source image of (H, W), without padding and at
-        most MAX_WIDTH columns wide.
+        """(h, w) map over the network's input -> the part that shows the source image of (H, W), without padding, of a
+        map that is at most MAX_WIDTH columns wide.
         """
-        content = without_padding(logits, self.preprocess, source_size)
-        if content.shape[1] > MAX_WIDTH:
-            height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
-            content = np.asarray(cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA), np.float32)
-        return content
+        height, width = logits.shape
+        if width > MAX_WIDTH:
+            size = (MAX_WIDTH, max(1, round(height * MAX_WIDTH / width)))
+            logits = np.asarray(cv2.resize(logits, size, interpolation=cv2.INTER_AREA), np.float32)
+        return without_padding(logits, self.preprocess, source_size)
 
 
-class _LaneMap:
-    """The two parts of `decoder`.
-
-    On a GPU this saves copying the maps of all classes, up to 20 MB per frame, to the CPU.
-    """
+class _RunParts:
+    """The two parts of `decoder`. On a GPU this saves copying the maps, up to 20 MB per frame, to the CPU."""
 
     def __init__(self, decoder: LaneDecoder) -> None:
         self._decoder = decoder
+        self._threshold = HostValue()
+        self._shape = (0, 0)
 
     def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """(1, classes, h, w) logits on any device -> lane against background (h, w), and the sum of all logits ()."""
+        """(1, classes, h, w) logits on any device -> see reduce_to_runs, and the sum of all logits ()."""
         logits = outputs[0][0].float()
-        return self._decoder.lane_logits(logits), total_of(logits)
+        lane = self._decoder.lane_logits(logits)
+        height, width = lane.shape
+        if width > MAX_WIDTH:
+            size = (max(1, round(height * MAX_WIDTH / width)), MAX_WIDTH)
+            lane = F.interpolate(lane[None, None], size, mode="area")[0, 0]
+        self._shape = (lane.shape[0], lane.shape[1])
+        self._threshold.set(self._decoder.logit_threshold)
+        return *reduce_to_runs(lane, self._threshold.on(lane.device)), total_of(logits)
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
         """Result of condense(), on the CPU, and the source's (H, W) -> Lanes. OutputError for NaN or infinity."""
-        lane, total = outputs
-        expect_finite("output 0", total)
-        return self._decoder.decode_map(lane, source_size)
+        begin, end, sums, total = map(np.asarray, outputs)
+        expect_finite("output 0", float(total))
+        self._threshold.set(self._decoder.logit_threshold)  # for the next frame
+        count = int(np.count_nonzero(end > begin))
+        runs = Runs(begin[:count].astype(np.int64), end[:count].astype(np.int64), *self._shape)
+        rows, columns = content_of(self._shape, self._decoder.preprocess, source_size)
+        shares = sums[:count]
+        if (rows.stop - rows.start, columns.stop - columns.start) != self._shape:
+            runs, shares = _cropped(runs, shares, rows, columns)
+        return self._decoder.lanes(runs, shares.take, source_size)
 
 
-def _pixels(runs: Runs, chosen: Integers, width: int) -> tuple[Integers, Integers, Integers]:
-    """The pixels of chosen runs (K,) in a mask of `width` columns.
+def _cropped(runs: Runs, sums: Floats, rows: slice, columns: slice) -> tuple[Runs, Floats]:
+    """The part of the runs in these rows and columns, and the share of their sums of probabilities."""
+    row, stride = runs.row, runs.width + 1
+    begin = np.maximum(runs.begin - row * stride, columns.start) - columns.start
+    end = np.minimum(runs.end - row * stride, columns.stop) - columns.start
+    kept = np.flatnonzero((rows.start <= row) & (row < rows.stop) & (begin < end))
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    row = (row[kept] - rows.start) * (width + 1)
+    share = (end - begin)[kept] / (runs.end - runs.begin)[kept]
+    return Runs(row + begin[kept], row + end[kept], height, width), sums[kept] * share
 
-    Returns their flat indices, ascending, and for each run where its pixels begin in these indices, and their number.
-    """
+
+def _pixels(runs: Runs, chosen: Integers) -> tuple[Integers, Integers]:
+    """The pixels of chosen runs (K,): their flat indices in the mask, ascending, and where each run begins in these."""
     counts = (runs.end - runs.begin)[chosen]
     begins = counts.cumsum() - counts
-    pixels = ((runs.row * width + runs.begin)[chosen] - begins).repeat(counts)
-    return pixels + np.arange(len(pixels)), begins, counts
+    pixels = ((runs.begin - runs.row)[chosen] - begins).repeat(counts)
+    return pixels + np.arange(len(pixels)), begins
 
 
 def _curves_in_source(curves: Floats, scale: tuple[float, float]) -> Floats:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
+from multi_dnn_ros.vision.decoders.base import Decoder, HostValue, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, match_classes
 from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -51,29 +51,37 @@ class SegmentationDecoder(Decoder):
             )
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Mask:
-        logits = outputs[0][0]
-        one_class = len(logits) == 1
-        class_ids = logits.argmax(0).to(torch.uint8)
-        needed = one_class or self.score_threshold > 0
-        return self.mask(class_ids.numpy(), best_probability(logits).numpy() if needed else None, source_size)
+        found = class_map(outputs[0][0], torch.tensor(self.threshold), self.class_ids())
+        return self.mask(found.numpy(), source_size)
 
     def in_two_parts(self) -> TwoParts:
+        """The first part finds the class of each pixel."""
         return _ClassMap(self)
 
-    def mask(
-        self, class_ids: npt.NDArray[np.uint8], scores: npt.NDArray[np.float32] | None, source_size: tuple[int, int]
-    ) -> Mask:
-        """Class and probability (h, w) of each pixel of the map -> Mask. scores: None: no threshold."""
-        threshold = self.score_threshold or (_ONE_CLASS if len(self.labels) == 1 else 0.0)
-        discarded = np.zeros(class_ids.shape, bool)
-        if scores is not None:
-            discarded |= scores < threshold
-        if self.kept:
-            discarded |= ~np.isin(class_ids, self.kept)
-        found = np.where(discarded, np.uint8(NO_CLASS), class_ids)
-        return Mask(
-            np.ascontiguousarray(without_padding(found, self.preprocess, source_size)), self.labels, source_size
+    @property
+    def threshold(self) -> float:
+        """The smallest probability that counts; 0: no threshold."""
+        return self.score_threshold or (_ONE_CLASS if len(self.labels) == 1 else 0.0)
+
+    def class_ids(self) -> torch.Tensor:
+        """(classes,) uint8, what a pixel of each class becomes: the class, or NO_CLASS."""
+        return torch.tensor(
+            [index if not self.kept or index in self.kept else NO_CLASS for index in range(len(self.labels))],
+            dtype=torch.uint8,
         )
+
+    def mask(self, found: npt.NDArray[np.uint8], source_size: tuple[int, int]) -> Mask:
+        """Class (h, w) of each pixel of the map -> Mask."""
+        content = np.ascontiguousarray(without_padding(found, self.preprocess, source_size))
+        return Mask(content, self.labels, source_size)
+
+
+def class_map(logits: Tensor, threshold: Tensor, class_ids: Tensor) -> Tensor:
+    """(classes, h, w) float32 -> (h, w) uint8: entry of `class_ids` for the most probable class, NO_CLASS if its
+    probability is under `threshold` (); on any device, without synchronization.
+    """
+    found = class_ids[logits.argmax(0)]
+    return torch.where(best_probability(logits) >= threshold, found, NO_CLASS)
 
 
 def best_probability(logits: Tensor) -> Tensor:
@@ -84,21 +92,26 @@ def best_probability(logits: Tensor) -> Tensor:
 
 
 class _ClassMap:
-    """The two parts of `decoder`: a class and a probability per pixel are copied instead of the maps of all classes."""
+    """The two parts of `decoder`: one byte per pixel is copied instead of the maps of all classes."""
 
     def __init__(self, decoder: SegmentationDecoder) -> None:
         self._decoder = decoder
+        self._threshold = HostValue()
+        self._class_ids = decoder.class_ids()
 
     def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """(1, classes, h, w) logits on any device -> classes (h, w) uint8, probabilities (h, w), sum of logits ()."""
+        """(1, classes, h, w) logits on any device -> classes (h, w) uint8, sum of logits ()."""
         logits = outputs[0][0].float()
-        return logits.argmax(0).to(torch.uint8), best_probability(logits), total_of(logits)
+        self._threshold.set(self._decoder.threshold)
+        self._class_ids = self._class_ids.to(logits.device)  # copied in the first call, before a capture
+        return class_map(logits, self._threshold.on(logits.device), self._class_ids), total_of(logits)
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Mask:
         """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
-        class_ids, scores, total = outputs
-        expect_finite("output 0", total)
-        return self._decoder.mask(class_ids.numpy(), scores.numpy(), source_size)
+        found, total = map(np.asarray, outputs)
+        expect_finite("output 0", float(total))
+        self._threshold.set(self._decoder.threshold)  # for the next frame
+        return self._decoder.mask(found, source_size)
 
 
 def recognize(layout: Layout) -> Match | Difference:

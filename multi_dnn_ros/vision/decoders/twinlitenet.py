@@ -51,9 +51,8 @@ class TwinLiteNetDecoder(LaneDecoder):
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Any:
         return super().decode(_map_of(outputs, self.map_number), source_size)
 
-    def in_two_parts(self) -> TwoParts | None:
-        parts = super().in_two_parts()
-        return None if parts is None else _OneMap(parts, self.map_number)
+    def in_two_parts(self) -> TwoParts:
+        return _OneMap(super().in_two_parts(), self.map_number)
 
 
 def _map_of(outputs: Sequence[Tensor], number: int) -> Sequence[Tensor]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from multi_dnn_ros.vision.decoders.base import LIMIT, Decoder
 from multi_dnn_ros.vision.decoders.layout import (
     EXACT,
     LIKELY,
@@ -20,10 +18,11 @@ from multi_dnn_ros.vision.decoders.layout import (
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.results import Detections, OutputError
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+from multi_dnn_ros.vision.results import OutputError
 
 
-class YoloDecoder(Decoder):
+class YoloDecoder(RowDecoder):
     """(1, 4 + classes, N): cx, cy, w, h in input pixels, then a probability per class, for N anchor points.
 
     The format of Ultralytics' exports since YOLOv8 (without built-in NMS) and of the built-in detectors.
@@ -44,14 +43,12 @@ class YoloDecoder(Decoder):
             message += f"; (1, {shape[1]}, N) has {shape[1] - 4} classes"
         raise OutputError(message)
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
-        rows = outputs[0][0].numpy()
-        best = rows[4:].max(axis=0)
-        chosen = (best >= self.score_threshold).nonzero()[0]
-        rows = rows[:, chosen]
-        center, half = rows[:2].clip(-LIMIT, LIMIT), rows[2:4].clip(0, LIMIT) / 2
-        boxes = np.concatenate([center - half, center + half]).T
-        return self.select(boxes, best[chosen], rows[4:].argmax(axis=0), source_size)
+    def rows(self, outputs: Sequence[torch.Tensor]) -> Rows:
+        rows = outputs[0][0].T
+        return Rows(rows[:, :4], rows[:, 4:])
+
+    def corners(self, raw: Floats, index: Integers) -> Floats:
+        return from_centers(raw)
 
 
 def recognize(layout: Layout) -> Match | Difference:

@@ -121,7 +121,7 @@ def _ultralytics(name: str, opset: int) -> Callable[[Path, Path], Model]:
                 return _listed(torch.cat([center - half, center + half, rows[:, 4:]], 1))
             if output.shape[-1] == 6:  # end to end
                 return _listed(output[0])
-            found = non_max_suppression(output, conf_thres=0.0, iou_thres=0.5, max_det=100, max_nms=4096, nc=80)
+            found = non_max_suppression(output, conf_thres=0.0, iou_thres=0.5, max_det=100, max_nms=1000, nc=80)
             return _listed(found[0][:, :6])
 
         return Model(str(file), {}, boxes, suppress=False)
