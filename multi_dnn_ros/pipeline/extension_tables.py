@@ -69,9 +69,6 @@ def main() -> None:
     if parser.parse_args().write:
         _PAGE.write_text(in_document(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
-        RESULT_KINDS.report_broken()
-        for registry in (BACKENDS, DECODERS, MODEL_SOURCES):
-            registry.report_broken()
         print(markdown())
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
-from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.vision.decoders.layout import LIKELY, Difference, Layout, Match
-from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
+from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Maximum number of decoders that an error describes.
 _NEAREST = 3
@@ -57,29 +53,13 @@ class Recognition:
         )
 
 
-def recognized_by(spec: DecoderSpec, layout: Layout) -> Match | Difference:
-    """The answer of one decoder that has `recognize`. Raises ExtensionError if one of another package fails."""
-    assert spec.recognize is not None
-    with extension_errors(extensions.DECODERS, spec.name, "recognize"):
-        found: Any = spec.recognize(layout)
-    if not isinstance(found, (Match, Difference)):
-        raise ExtensionError(
-            returned_text(extensions.DECODERS, spec.name, "recognize", found, "a Match or a Difference")
-        )
-    return found
-
-
 def recognize(layout: Layout, result_kind: str = "") -> Recognition:
     """Compare the outputs with every decoder that can be recognized. result_kind: kind of results; empty: any."""
     matches, differences = [], []
     for spec in DECODERS.usable():
         if spec.recognize is None or spec.takes_detector or result_kind not in ("", spec.result_kind):
             continue
-        try:
-            found = recognized_by(spec, layout)
-        except ExtensionError as error:  # the other decoders are not affected
-            DECODERS.report_once(f"{error}; it is not used for models that do not name it")
-            continue
+        found = spec.recognize(layout)
         if isinstance(found, Match):
             matches.append((spec.name, found))
         else:
