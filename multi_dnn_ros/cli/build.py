@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     print(summary(built))
     caches = [
         {"what": made.kind.what, "where": str(made.kind.path), "files": made.files, "bytes": made.size_bytes,
-         "total_bytes": made.total_bytes, "not_used": list(made.foreign)}
+         "total_bytes": made.total_bytes}
         for made in built.caches
     ]  # fmt: skip
     by_dnn = {name: {"first_s": first, "again_s": again} for name, (first, again) in built.by_dnn_s.items()}
@@ -94,6 +94,4 @@ def summary(built: Built) -> str:
             ["in total, including the start of the processes", f"{built.first_s:.1f}", f"{built.again_s:.1f}"],
         ],
     )
-    foreign = [line for made in built.caches for line in made.foreign]
-    note = "\n\nNot used, from another machine or version:\n" + "\n".join(f"  {line}" for line in foreign)
-    return f"\n{caches}\n\n{times}" + (note if foreign else "")
+    return f"\n{caches}\n\n{times}"

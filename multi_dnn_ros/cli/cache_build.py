@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from multi_dnn_ros.backends.inductor import cache_directory
-from multi_dnn_ros.backends.onnx_providers import COMPILED, hardware_facts
-from multi_dnn_ros.common.machine_cache import MachineCache
+from multi_dnn_ros.backends.onnx_providers import COMPILED
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.pipeline.measured_backend import CHOICES, MEASURED
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
@@ -24,26 +21,22 @@ Snapshot = Mapping[Path, tuple[int, int]]
 
 @dataclass(frozen=True)
 class CacheKind:
-    """One cache. what: its content. path: its folder, or its file. machine: the cache, if its entries name the machine
-    that they are for.
-    """
+    """One cache. what: its content. path: its folder, or its file."""
 
     what: str
     path: Path
-    machine: MachineCache | None = None
 
 
 @dataclass(frozen=True)
 class Made:
     """One cache after the build. files, size_bytes: number and size of the files it wrote. total_bytes: size of the
-    whole cache. foreign: a line for each unused entry, from another machine or version.
+    whole cache.
     """
 
     kind: CacheKind
     files: int
     size_bytes: int
     total_bytes: int
-    foreign: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -69,9 +62,9 @@ def kinds() -> tuple[CacheKind, ...]:
         CacheKind("checks of .onnx files", folder / "onnx"),
         CacheKind("numbers of streams (branches)", folder / "branches"),
         CacheKind("measured siblings (merge_siblings)", folder / "siblings"),
-        CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder, LAYER_TIMES),
-        CacheKind("measured backends", CHOICES.folder, CHOICES),
-        CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", COMPILED.folder, COMPILED),
+        CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder),
+        CacheKind("measured backends", CHOICES.folder),
+        CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", COMPILED.folder),
         CacheKind("kernels compiled by Inductor and Triton", cache_directory()),
     )
 
@@ -140,23 +133,7 @@ def _made(kind: CacheKind, before: Snapshot) -> Made:
     after = snapshot(kind.path)
     fresh = [size for file, (changed, size) in after.items() if before.get(file) != (changed, size)]
     total = sum(size for _, size in after.values())
-    return Made(kind, len(fresh), sum(fresh), total, tuple(foreign_entries(kind.machine)) if kind.machine else ())
-
-
-def foreign_entries(cache: MachineCache) -> Sequence[str]:
-    """For each entry that was made on another machine or by other versions: its folder and the difference."""
-    lines = []
-    for entry in cache.entries():
-        gpu = "gpu" in entry.machine
-        if gpu and not torch.cuda.is_available():
-            lines.append(f"{entry.folder}: made on a GPU ({entry.machine['gpu']}); this machine has none")
-        elif gpu:
-            every = [hardware_facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
-            if all(entry.differences(facts) for facts in every):
-                lines.append(f"{entry.folder}: {entry.differences(every[0])}")
-        elif differences := entry.differences(hardware_facts(torch.device("cpu"))):
-            lines.append(f"{entry.folder}: {differences}")
-    return lines
+    return Made(kind, len(fresh), sum(fresh), total)
 
 
 def seconds() -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +49,14 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
         ) from None
 
 
-def lock(path: Path) -> TextIO:
-    """Lock a checkpoint, by a file beside it, until the returned file is closed or this process ends.
+def lock(path: Path) -> ExitStack:
+    """Lock a checkpoint, by a file beside it, until the returned stack is closed or this process ends.
 
     Raises CommandError if another training writes it, OSError if the lock cannot be written.
     """
     return lock_file(
         path.with_name(path.name + ".lock"),
         taken=f"{path} is written by another training; end it first, or give another --checkpoint",
-        unprotected="do not use the checkpoint for two trainings at once",
     )
 
 
