@@ -19,6 +19,9 @@ from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.decoders.layout import Layout, shape_text
+from multi_dnn_ros.decoders.recognition import Recognition, recognize
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.graph.trace import TraceError, fold_batch_norms, trace
 from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
 from multi_dnn_ros.models.dnn import Dnn, Source
@@ -31,9 +34,6 @@ from multi_dnn_ros.pipeline.build import make_task
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.planning.frame_times import run_on_black
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.layout import Layout, shape_text
-from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Name of the DNN in errors.
 NAME = "model"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from multi_dnn_ros.decoders.anchor import DetectorCore
+from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.several import SelectedOutputsDecoder, SeveralDecoders
+from multi_dnn_ros.decoders.window import ResultDecoder, WindowDecoder, WindowPreprocess
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.vision.decoders.anchor import DetectorCore
-from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.several_results import SelectedOutputsDecoder, SeveralDecoders
 from multi_dnn_ros.vision.view import WHOLE, View, Window
-from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.description import Description

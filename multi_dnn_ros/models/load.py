@@ -12,6 +12,9 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
+from multi_dnn_ros.decoders.layout import Difference, Layout
+from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
     has_shapes,
@@ -28,9 +31,6 @@ from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
-from multi_dnn_ros.vision.decoders.layout import Difference, Layout
-from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError

@@ -25,6 +25,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
+from multi_dnn_ros.decoders.base import TwoParts
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import TraceError, trace
@@ -45,7 +46,6 @@ from multi_dnn_ros.pipeline.tiles_check import check_tiles
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
-from multi_dnn_ros.vision.decoders.base import TwoParts
 
 log = logging.getLogger(__name__)
 

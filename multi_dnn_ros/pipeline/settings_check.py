@@ -19,6 +19,7 @@ from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import Registry
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
@@ -31,7 +32,6 @@ from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: The registries that the engine process uses; the node's process uses result kinds.
 _REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torchvision.ops import box_area, box_iou
 
+from multi_dnn_ros.decoders.base import Decoder
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.metrics import LaneScore, Prediction, Truth
 from multi_dnn_ros.training.samples import Rows
 from multi_dnn_ros.training.scoring import by_image, run_on_rows
-from multi_dnn_ros.vision.decoders.base import Decoder
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: Minimum IoU of a detection and a true box to match, as in mAP@0.5.

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.decoders.base import Decoder
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.classification import Accuracy, logits_of
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.kind_scores import scores_of
 from multi_dnn_ros.training.samples import Batch, Rows, truth_of
-from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 #: The deciding score by task; larger is better.

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torchvision.models import detection
 
+from multi_dnn_ros.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.losses import TorchvisionLoss
 from multi_dnn_ros.training.trainable import make_trainable
-from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
