@@ -145,6 +145,8 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
 
     from multi_dnn_ros.common.error_text import summarize_error
     from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.decoders.layout import shape_text
+    from multi_dnn_ros.decoders.registry import DECODERS
     from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.label_names import assumed_labels
@@ -152,8 +154,6 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
     from multi_dnn_ros.models.onnx_header import read_onnx_header
     from multi_dnn_ros.models.sources import load_source
     from multi_dnn_ros.settings.schema import DnnConfig
-    from multi_dnn_ros.vision.decoders.layout import shape_text
-    from multi_dnn_ros.vision.decoders.registry import DECODERS
 
     width, height = args.size or (0, 0)
     config = DnnConfig(
@@ -319,7 +319,7 @@ def _found(result: Any) -> list[str]:
 
 
 def _described(value: Value) -> str:
-    from multi_dnn_ros.vision.decoders.layout import shape_text
+    from multi_dnn_ros.decoders.layout import shape_text
 
     return f"{value.name} {shape_text(value.shape) if value.shape is not None else 'of unknown shape'} {value.dtype}"
 

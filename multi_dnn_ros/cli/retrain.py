@@ -133,9 +133,8 @@ def run(args: argparse.Namespace) -> int:
         first = distributed.rank() == 0
         if first and args.checkpoint is not None:
             taken = f"{args.checkpoint} is written by another training; end it first, or give another --checkpoint"
-            unprotected = "do not use the checkpoint for two trainings at once"
             file = args.checkpoint.with_name(args.checkpoint.name + ".lock")
-            stack.enter_context(lock_file(file, taken, unprotected))
+            stack.enter_context(lock_file(file, taken))
         training = retrain(
             student, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
             teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,

@@ -236,7 +236,6 @@ def configured_replay(config: NodeConfig, topics: Mapping[str, str], node: str, 
     Age limits have no effect: a replay waits for the DNNs, so that no frame is too old. node: fully qualified name, for
     the topics of the results. log: called with lines about the DNNs.
     """
-    RESULT_KINDS.report_broken()
     dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
     pipeline = build(config.model_copy(update={"dnns": dnns}), log)
     outputs = {

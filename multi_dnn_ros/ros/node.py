@@ -9,8 +9,6 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_imports import import_extensions
 from multi_dnn_ros.ros.board.monitor import BoardMonitor, EnergyPerResult
 from multi_dnn_ros.ros.board_status import board_statuses
 from multi_dnn_ros.ros.configure_progress import ConfigureProgress
@@ -23,13 +21,11 @@ from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
-from multi_dnn_ros.ros.queued_logger import QueuedLogger
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
 from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
-from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityAtRates
@@ -106,10 +102,6 @@ class MultiDnnNode(LifecycleNode):
             # On the steady clock, because simulated time may be paused.
             clock = Clock(clock_type=ClockType.STEADY_TIME)
             self._start_timer = self.create_timer(0.001, self._start, clock=clock)
-
-    def get_logger(self) -> Any:
-        """The logger of the node, whose callers do not wait for the console."""
-        return QueuedLogger(super().get_logger())
 
     def published(self) -> dict[tuple[str, str], int]:
         """Number of results published since activation, by (DNN, camera); empty while inactive."""
@@ -235,13 +227,7 @@ class MultiDnnNode(LifecycleNode):
     def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
-        import_extensions(
-            {extensions.RESULT_KINDS: RESULT_KINDS},
-            "configuring in a new process of the node",
-            self.get_logger().warning,
-            checked=lambda kind: warn_about_torch(kind, self.get_logger().warning),
-        )
-        RESULT_KINDS.report_broken(self.get_logger().warning)
+        RESULT_KINDS.usable()
         results = {
             name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
             for name, dnn in dnns.items()

@@ -27,9 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from multi_dnn_ros.common.environment import with_memory_limit
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
-from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
 from multi_dnn_ros.common.parent_process import EXIT_ORPHANED
-from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.common.thread_priority import keep_priority
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine.task import DropReason
@@ -117,7 +115,9 @@ class EngineMain:
                 found()
 
         threading.Thread(target=self._send_reports, name="report", daemon=True).start()
-        disable_opencv_threads()  # an image that OpenCV decodes must not occupy all cores
+        import cv2  # only here: processes without images start sooner
+
+        cv2.setNumThreads(1)  # an image that OpenCV decodes must not occupy all cores
         self._channel.send(wire.Ready())
         while True:
             self._tasks.get()()
@@ -289,7 +289,6 @@ class EngineMain:
 
         def send_reports() -> None:
             while True:
-                name_threads()
                 engine = self._engine
                 ended = tuple(engine.failed_threads()) if engine is not None else ()
                 self._channel.send(wire.Report(memory_use(self._device or cpu), ended))

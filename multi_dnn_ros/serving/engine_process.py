@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from multi_dnn_ros.common.background_output import OUTPUT
 from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.child_processes import LineReader, kill_group, kill_session
@@ -248,9 +247,5 @@ class EngineProcess:
 
     def _on_line(self, line: str) -> None:
         self._tail.append(line)
-        OUTPUT.submit(_print, f"[{self.label}] {line}")
-
-
-def _print(line: str) -> None:
-    with suppress(OSError, ValueError):  # stderr may be closed
-        print(line, file=sys.stderr)
+        with suppress(OSError, ValueError):  # stderr may be closed
+            print(f"[{self.label}] {line}", file=sys.stderr)

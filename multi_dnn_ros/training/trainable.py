@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.decoder_choice import recognize_outputs
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
@@ -23,8 +25,6 @@ from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.loop import Loss
 from multi_dnn_ros.training.losses import ClassificationLoss
-from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torchvision.models import detection
 
+from multi_dnn_ros.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.distillation import Distilled, class_difference
 from multi_dnn_ros.training.losses import ClassificationLoss, TorchvisionLoss
 from multi_dnn_ros.training.trainable import make_trainable
-from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
