@@ -26,6 +26,7 @@ from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceStatus
+from multi_dnn_ros.serving import local_engine
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.
@@ -63,8 +64,7 @@ def run(args: list[str] | None = None) -> int:
     finally:
         if OUTPUT.is_blocked:  # flushing stderr at the exit of the interpreter would block, too
             os._exit(code)
-    local_host = sys.modules.get("multi_dnn_ros.serving.local_host")  # with `isolation: none`
-    if local_host is not None and local_host.is_loading():
+    if local_engine.is_loading():  # with `isolation: none`
         _exit_at_once(code)
     return code
 

@@ -24,8 +24,7 @@ RESULT = "DNN 'x' fails on a black image: its result, of type faulty_extension.L
 BEGIN = """
 import faulty_extension, io, json, logging, sys
 from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.serving.configure import describe_failure
-from multi_dnn_ros.serving.warm_up import warm_up
+from multi_dnn_ros.serving.configure import describe_failure, warm_up
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 class Messages(logging.Handler):
