@@ -22,7 +22,6 @@ from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
-from multi_dnn_ros.ros.queued_logger import QueuedLogger
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
@@ -106,10 +105,6 @@ class MultiDnnNode(LifecycleNode):
             # On the steady clock, because simulated time may be paused.
             clock = Clock(clock_type=ClockType.STEADY_TIME)
             self._start_timer = self.create_timer(0.001, self._start, clock=clock)
-
-    def get_logger(self) -> Any:
-        """The logger of the node, whose callers do not wait for the console."""
-        return QueuedLogger(super().get_logger())
 
     def published(self) -> dict[tuple[str, str], int]:
         """Number of results published since activation, by (DNN, camera); empty while inactive."""

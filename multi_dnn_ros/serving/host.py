@@ -25,7 +25,6 @@ from multi_dnn_ros.serving.descriptions import (
     Progress,
 )
 from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.hang_detector import is_stopped
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.local_engine import InProcessEngine
 from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
@@ -44,8 +43,6 @@ _TICK_S = 0.05
 _MAX_TICK_S = 0.25
 #: Maximum time for a killed engine to end, and for close().
 _KILL_S, _CLOSE_S = 0.8, 2.0
-#: How long an engine process may be stopped by a signal while it configures the DNNs for the first time.
-_STOPPED_S = 5.0
 _NO_PROCESS = "an engine process cannot be started"
 
 
@@ -193,18 +190,12 @@ class Host:
     ) -> list[Any]:
         """Wait for a message of each of these engines. Raises ConfigureError if an engine refuses or ends."""
         found: dict[SupervisedEngine, Any] = {}
-        last_running_s = time.monotonic()
         while len(found) < len(wanted):
             if self._cancelled.is_set():
                 raise Cancelled
             try:
                 engine, message = self._events.get(timeout=_POLL_S)
             except queue.Empty:
-                stopped = [engine for engine in wanted if engine not in found and is_stopped(engine.pid)]
-                if not stopped:
-                    last_running_s = time.monotonic()
-                for engine in stopped if time.monotonic() - last_running_s > _STOPPED_S else ():
-                    engine.kill(f"stopped by a signal for more than {_STOPPED_S:g} s")
                 continue
             if engine is None:
                 continue

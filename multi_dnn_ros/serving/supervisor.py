@@ -198,10 +198,11 @@ class Supervisor:
             for group in self._groups:
                 if not changes.keys().isdisjoint(group.dnns):
                     standby = self._standbys[group.device]
-                    if standby.engine is not None and not standby.engine.is_unbound:  # it has the previous settings
-                        self.kill(standby.engine, "its memory is needed for new settings")
-                        standby.engine = None
-                    engine = self._new_engine(group.device)
+                    engine, standby.engine = standby.engine, None
+                    if engine is not None and not engine.is_unbound:  # it has the previous settings
+                        self.kill(engine, "its memory is needed for new settings")
+                        engine = None
+                    engine = engine or self._new_engine(group.device)
                     if engine is None:
                         swap.fail("an engine process could not be started")
                         break
@@ -354,11 +355,7 @@ class Supervisor:
         """
         if engine.phase is Phase.KILLED:
             return
-        serving = any(group.engine is engine for group in self._groups)
         standby = self._standbys[engine.device]
-        spare = standby.engine if serving and standby.engine is not engine else None
-        if spare is not None and (fault := self._hangs.standby_fault(spare)):
-            self._lose(spare, fault)
         computing = ", ".join(engine.state.running_jobs())
         self.routes = {dnn: it for dnn, it in self.routes.items() if it is not engine}
         self.kill(engine, cause)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from multi_dnn_ros.serving.hang_detector import HangDetector
@@ -17,11 +16,9 @@ SECOND = 1_000_000_000
 class Rig:
     """A configured engine process with timeouts of 2 s, whose last heartbeat was at time 0."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, phase: Phase = Phase.CONFIGURED) -> None:
+    def __init__(self, phase: Phase = Phase.CONFIGURED) -> None:
         self.now = self.heartbeat = self.image = 0
-        self.status = psutil.STATUS_SLEEPING
         self.jobs: dict[str, int] = {}
-        monkeypatch.setattr(psutil.Process, "status", lambda process: self.status)
         state = SimpleNamespace(
             heartbeat_ns=lambda: self.heartbeat, image_ns=lambda: self.image, running_jobs=lambda: self.jobs
         )
@@ -37,8 +34,8 @@ class Rig:
         return self.detector.fault(self.engine)
 
 
-def test_a_process_without_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch)
+def test_a_process_without_a_heartbeat() -> None:
+    rig = Rig()
     rig.run(1.9)
     assert rig.fault() == ""
     rig.engine.phase = Phase.SERVING  # taking over does not start the time again
@@ -48,8 +45,8 @@ def test_a_process_without_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.fault() == ""
 
 
-def test_a_job_or_an_image_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, Phase.SERVING)
+def test_a_job_or_an_image_that_takes_too_long() -> None:
+    rig = Rig(Phase.SERVING)
     rig.run(1.0)
     rig.jobs = {"lane": rig.now}
     rig.run(2.1)
@@ -59,9 +56,9 @@ def test_a_job_or_an_image_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) 
     assert "decoding an image takes longer than 2 s" in rig.fault()
 
 
-def test_time_in_which_this_process_did_not_run_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
     """The machine was suspended."""
-    rig = Rig(monkeypatch, Phase.SERVING)
+    rig = Rig(Phase.SERVING)
     rig.jobs, rig.image = {"lane": 1}, 1
     rig.now += 3600 * SECOND
     rig.detector.tick()
@@ -71,21 +68,7 @@ def test_time_in_which_this_process_did_not_run_does_not_count(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.READY, Phase.CONFIGURING])
-def test_loading_has_no_limit_unless_a_signal_stopped_it(monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
-    rig = Rig(monkeypatch, phase)
+def test_loading_has_no_limit(phase: Phase) -> None:
+    rig = Rig(phase)
     rig.run(60.0)
     assert rig.fault() == ""
-    rig.status = psutil.STATUS_STOPPED
-    assert rig.fault() == ""
-    rig.run(2.1)
-    assert rig.fault() == "stopped by a signal for 2 s (parameter heartbeat_timeout_s)"
-
-
-def test_a_standby_that_is_silent_or_stopped_does_not_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch)
-    rig.run(1.0)
-    assert rig.detector.standby_fault(rig.engine) == ""
-    rig.run(0.1)
-    assert "no heartbeat for 1.1 s when it had to take over" in rig.detector.standby_fault(rig.engine)
-    rig.heartbeat, rig.status = rig.now, psutil.STATUS_STOPPED
-    assert rig.detector.standby_fault(rig.engine) == "stopped by a signal when it had to take over"
