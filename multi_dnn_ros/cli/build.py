@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.common.resources import cache_folder
     from multi_dnn_ros.pipeline.measured_backend import MEASURED
-    from multi_dnn_ros.serving.host import ConfigureError
+    from multi_dnn_ros.serving.descriptions import ConfigureError
 
     dnns = {
         name: dnn.model_copy(update={"backend": MEASURED}) if dnn.backend == "auto" else dnn
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _configure(config: NodeConfig, report: Callable[[str], None]) -> float:
     """Configure in new processes and end them. Returns the seconds until the DNNs were ready. Raises ConfigureError."""
-    from multi_dnn_ros.serving.process_host import ProcessHost
+    from multi_dnn_ros.serving.host import Host
 
     begin = time.monotonic()
-    host = ProcessHost()
+    host = Host()
     try:
         host.configure(config, lambda step: report(f"{time.monotonic() - begin:7.1f} s  {step.text}"))
         return time.monotonic() - begin

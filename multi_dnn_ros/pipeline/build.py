@@ -130,7 +130,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor, chosen)
 
 
-def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
+def _only_device(units: Mapping[str, Unit]) -> Unit:
     """The device of all DNNs. Raises ConfigError if there are several."""
     devices = devices_in_use(units)
     if len(devices) > 1:

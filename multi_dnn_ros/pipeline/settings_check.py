@@ -51,12 +51,12 @@ class Findings:
     """problems: one line each, with parameter or file, value and what is allowed. warnings: values that have no effect,
     are slow, or prevent a check.
 
-    units: the devices of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
+    units: the device of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
     set.
     """
 
     problems: tuple[str, ...]
-    units: Mapping[str, tuple[Unit, ...]]
+    units: Mapping[str, Unit]
     predictor: Predictor | None
     warnings: tuple[str, ...] = ()
 
@@ -67,7 +67,7 @@ def check_settings(config: NodeConfig) -> Findings:
     problems: list[str] = []
     warnings: list[str] = [*_rate_warnings(config)]
     predictor = None
-    units: Mapping[str, tuple[Unit, ...]] = {}
+    units: Mapping[str, Unit] = {}
     try:
         units = dnn_units(config)
     except ConfigError as error:
@@ -86,7 +86,7 @@ def check_settings(config: NodeConfig) -> Findings:
         )
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
-        dnn_devices = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
+        dnn_devices = (torch_device(units[name]),) if name in units else ()
         problems.extend(_execution_problems(name, settings, dnn_devices))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         missing = (missing_instructions(name, settings.precision, device) for device in dnn_devices)

@@ -14,7 +14,6 @@ from multi_dnn_ros.ros.board_status import board_statuses
 from multi_dnn_ros.ros.configure_progress import ConfigureProgress
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.enable_services import EnableServices
-from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id, memory_text, resident_memory
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
@@ -28,9 +27,10 @@ from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.capacity import Capacity, CapacityAtRates
-from multi_dnn_ros.serving.hanging_threads import hanging_threads
-from multi_dnn_ros.serving.host import Build, Cancelled, Changes, DnnDescription, EngineDescription, Host
+from multi_dnn_ros.serving.descriptions import Build, Cancelled, Changes, DnnDescription, EngineDescription
+from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -63,8 +63,8 @@ class MultiDnnNode(LifecycleNode):
     def __init__(
         self,
         *,
-        build: Build | None = None,
-        host: MakeHost = make_host,
+        build: Build = default_build.build,
+        host: Callable[[Build], Host] = Host,
         board: Callable[[Callable[[str], None]], BoardMonitor] = BoardMonitor,
         **arguments: Any,
     ) -> None:
@@ -126,7 +126,8 @@ class MultiDnnNode(LifecycleNode):
     @property
     def hung(self) -> list[str]:
         """Names of threads that did not end in time and still run."""
-        threads = hanging_threads(self._hanging)
+        self._hanging = [session for session in self._hanging if session.running_threads()]
+        threads = [name for session in self._hanging for name in session.running_threads()]
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:
@@ -218,7 +219,7 @@ class MultiDnnNode(LifecycleNode):
         self._failure = ""
         self._changed = {}
         self._progress.start("reading the parameters")
-        self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
+        self._host = self._make_host(self._build)
         config = self._node_parameters.parse()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
         self._config = config  # runtime parameters change it from now on

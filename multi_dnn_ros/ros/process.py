@@ -25,6 +25,7 @@ from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceStatus
+from multi_dnn_ros.serving import local_engine
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.
@@ -55,8 +56,7 @@ def run(args: list[str] | None = None) -> int:
     atexit.register(gc.freeze)
     with short_switch_interval():
         code = _run(args, params_files, stop)
-    local_host = sys.modules.get("multi_dnn_ros.serving.local_host")  # with `isolation: none`
-    if local_host is not None and local_host.is_loading():
+    if local_engine.is_loading():  # with `isolation: none`
         _exit_at_once(code)
     return code
 
@@ -185,9 +185,7 @@ class _StopSignal:
 
 
 class _RosLog(logging.Handler):
-    """Passes Python log records of this package to the logger of the node, which does not block: the threads that
-    supervise engines log while they hold locks.
-    """
+    """Passes Python log records of this package to the logger of the node."""
 
     def __init__(self, logger: Any) -> None:
         super().__init__()

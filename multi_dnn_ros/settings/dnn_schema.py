@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
@@ -26,23 +26,6 @@ else:
 _PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
 #: Suffixes of files in the parameters that name a model.
 _MODEL_FILE = file_with(".pt2", ".onnx", ".safetensors")
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _check_devices(names: list[str]) -> list[str]:
-    canonical = ["cuda:0" if name == "cuda" else name for name in names]
-    if len(set(canonical)) < len(canonical) or ("auto" in canonical and len(canonical) > 1):
-        raise ValueError("a device is named twice, or auto together with others")
-    return names
-
-
-#: One device, or a list of different devices; a single string is read as a list of one.
-DeviceList = Annotated[
-    list[Annotated[str, Field(pattern=DEVICE)]], BeforeValidator(_as_list), AfterValidator(_check_devices)
-]
 
 
 class OutputConfig(Section):
@@ -365,12 +348,11 @@ class DnnConfig(Section):
     )
 
     # Devices
-    device: DeviceList = Field(
-        ["auto"],
-        min_length=1,
-        description="Device of the DNN: a name, or a list of several devices, which share its frames "
-        "(docs/devices.md). auto: that of the node's parameter `device`.",
-        json_schema_extra={**FIXED, "allowed": f"{DEVICE_FORMS}, or a list of different devices without auto"},
+    device: str = Field(
+        "auto",
+        pattern=DEVICE,
+        description="Device of the DNN (docs/devices.md). auto: that of the node's parameter `device`.",
+        json_schema_extra={**FIXED, "allowed": DEVICE_FORMS},
     )
 
     # Execution providers

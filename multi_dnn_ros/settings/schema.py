@@ -97,13 +97,6 @@ class NodeConfig(Section):
         description="Where the DNNs run. process: in an engine process, which is replaced when it crashes or hangs. "
         "none: in the node's own process, for debuggers and profilers.",
     )
-    engine_nice: int = Field(
-        5,
-        ge=0,
-        le=19,
-        description="Increment of the nice value of an engine process that runs DNNs on the CPU, so that the node "
-        "receives and decodes images in time on a busy CPU. 0: the priority of the node. No effect with a GPU.",
-    )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
         description="What replaces an engine process that was lost. none: a new process. warm: a process that has "
@@ -146,15 +139,6 @@ class NodeConfig(Section):
         gt=0.0,
         le=3600.0,
         description="Time in s without an image after which the status of a camera is STALE.",
-    )
-
-    # Devices
-    reorder_ms: float = Field(
-        100.0,
-        ge=0.0,
-        le=60_000.0,
-        description="For a DNN with several devices: maximum time in ms that a result waits for the results of earlier "
-        "frames on other devices. An earlier frame without a result by then is dropped as out_of_order.",
     )
 
     # Results on the ground, in metres (docs/results.md)

@@ -18,7 +18,7 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.settings_check import check_settings
-from multi_dnn_ros.serving.warm_up import warm_up
+from multi_dnn_ros.serving.configure import warm_up
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig
 

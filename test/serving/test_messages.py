@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from multi_dnn_ros.engine.task import Timing
-from multi_dnn_ros.serving import channel, result_packing, wire
-from multi_dnn_ros.serving.channel import Channel
-from multi_dnn_ros.serving.process_arguments import Pool, ProcessArguments
-from multi_dnn_ros.serving.slots import SlotLayout
+from multi_dnn_ros.serving.messages import LARGE_BYTES, Channel, FrameResult, pack, unpack
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 TIMING = Timing(1, 2, 3, 4, 5, 6, 7)
@@ -66,7 +64,7 @@ def test_several_threads_may_send(ends: tuple[Channel, Channel]) -> None:
 
 def test_a_truncated_message_ends_the_connection(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
-    one._socket.sendall(channel._LENGTH.pack(100) + b"half")
+    one._socket.sendall((100).to_bytes(4, sys.byteorder) + b"half")
     one.close()
     with pytest.raises(EOFError):
         other.receive()
@@ -90,17 +88,17 @@ def test_results_are_unchanged_with_any_space_in_the_slot(mask: Any, count: int,
     )
     for result in results:
         memory = np.zeros(room, np.uint8)
-        data, large = result_packing.pack(result, memory)
+        data, large = pack(result, memory)
         assert sum(large) <= room
-        assert all(size >= result_packing.LARGE_BYTES for size in large)
-        found = result_packing.unpack(wire.FrameResult(1, "object", TIMING, data, large), memory)
+        assert all(size >= LARGE_BYTES for size in large)
+        found = unpack(FrameResult(1, "object", TIMING, data, large), memory)
         memory[:] = 99  # the slot is reused
         if isinstance(result, dict):
             np.testing.assert_array_equal(found["large"][0], mask)
             np.testing.assert_array_equal(found["large"][1], boxes)
         else:
             assert same(found, result)
-    assert result_packing.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
+    assert pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
 
 
 @given(st.lists(st.integers(1, 48), max_size=12))
@@ -110,28 +108,9 @@ def test_lines_are_unchanged(counts: list[int]) -> None:
         Lane(number, random.random((count, 2), dtype=np.float32), random.random(3), random.random())
         for number, count in enumerate(counts, start=1)
     )
-    data, large = result_packing.pack(Lanes(np.ones((3, 4), np.uint8), lanes, (480, 640)), np.zeros(0, np.uint8))
-    found = result_packing.unpack(wire.FrameResult(1, "lane", TIMING, data, large), np.zeros(0, np.uint8))
+    data, large = pack(Lanes(np.ones((3, 4), np.uint8), lanes, (480, 640)), np.zeros(0, np.uint8))
+    found = unpack(FrameResult(1, "lane", TIMING, data, large), np.zeros(0, np.uint8))
     assert found.size == (480, 640)
     assert (found.numbers == 1).all()
     assert len(found.lanes) == len(lanes)
     assert all(same(one, other) for one, other in zip(found.lanes, lanes, strict=True))
-
-
-def test_arguments_are_equal_in_the_other_process() -> None:
-    pools = (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),)
-    arguments = ProcessArguments("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"), 10)
-    assert ProcessArguments.from_json(arguments.to_json()) == arguments
-
-
-def test_every_message_has_a_direction() -> None:
-    """mypy finds a message of the unions that is not handled; one in neither union it would not."""
-    messages = {each for each in vars(wire).values() if isinstance(each, type) and each.__module__ == wire.__name__}
-    directions = set(get_args(wire.ToEngine)), set(get_args(wire.ToNode))
-    assert directions[0] | directions[1] == messages, "add the message to ToEngine or ToNode of serving/wire.py"
-    assert not directions[0] & directions[1]
-
-
-def test_an_unknown_message_is_named() -> None:
-    with pytest.raises(TypeError, match="message int is not handled"):
-        wire.unhandled(1)
