@@ -47,7 +47,7 @@ class Strip:
 
     left: float
     right: float
-    colour: Colour
+    colour: npt.ArrayLike
     grain: float
 
 
@@ -192,7 +192,7 @@ def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> Mask:
         optical = camera.optical(path.at(s, line.offset))
         optical = optical[optical[:, 2] > 0.4]
         pixels = camera.pixels(optical)
-        inside = ((pixels >= 0) & (pixels < (camera.width, camera.height))).all(axis=1)
+        inside = np.all((pixels >= 0) & (pixels < (camera.width, camera.height)), axis=1)
         lengths = np.hypot(*np.diff(pixels, axis=0).T)
         if lengths[inside[:-1] & inside[1:]].sum() < 0.05 * camera.width:
             continue
@@ -202,8 +202,8 @@ def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> Mask:
                 continue
             depth = min(max((0.5 * (v0 + v1) - horizon) / max(camera.height - horizon, 1.0), 0.0), 1.0)
             share = LANE_TRUTH_WIDTH[0] + (LANE_TRUTH_WIDTH[1] - LANE_TRUTH_WIDTH[0]) * depth
-            ends = ((round(u * 16), round(v * 16)) for u, v in ((u0, v0), (u1, v1)))
-            cv2.line(mask, *ends, number, max(1, round(share * camera.width)), cv2.LINE_8, 4)
+            begin, end = ((round(u * 16), round(v * 16)) for u, v in ((u0, v0), (u1, v1)))
+            cv2.line(mask, begin, end, number, max(1, round(share * camera.width)), cv2.LINE_8, 4)
     mask[canvas.owner > 0] = 0
     present = np.flatnonzero(np.bincount(mask.ravel(), minlength=256)[1:]) + 1
     table = np.zeros(256, np.uint8)  # closes the gaps that wholly hidden lines leave in the numbers
