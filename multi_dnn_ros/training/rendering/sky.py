@@ -56,8 +56,8 @@ def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float, seconds: f
     if backdrop.cover > 0:
         u = ((azimuth[None, :] / 0.9 + backdrop.wind * seconds) / np.clip(height * 2.5 + 0.35, 0.2, 9)[:, None]) * 128
         v = np.broadcast_to((1.0 / (height + 0.22) * 24)[:, None], u.shape)
-        column, row = (u % 512).astype(np.float32), (v % 127).astype(np.float32)
-        density = cv2.remap(_clouds(), column, row, cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP)
+        across, up = (u % 512).astype(np.float32), (v % 127).astype(np.float32)
+        density = cv2.remap(_clouds(), across, up, cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP)
         alpha = np.clip((density + 2.6 * backdrop.cover - 1.5) * 0.7, 0, 0.92)
         alpha *= np.clip(height * 9 + 0.2, 0, 1)[:, None]
         sky = sky + (backdrop.cloud.astype(np.float32) - sky) * alpha[..., None].astype(np.float32)
