@@ -13,10 +13,10 @@ same time: `even`, each on all units, and `one_unit`, each on one.
 
 examples:
   multi-dnn fleet jobs.yaml --folder runs
-  multi-dnn fleet jobs.yaml --folder runs --units 2 --plot slow_downs.png --output decisions.json
+  multi-dnn fleet jobs.yaml --folder runs --units 2 --output decisions.json
   multi-dnn fleet jobs.yaml --folder runs --units 2 --threads 1
   multi-dnn fleet jobs.yaml --folder /shared/runs --cluster 10.0.0.2:6379 --units 4
-  multi-dnn fleet jobs.yaml --folder compared --compare --output compared.json --plot compared.png
+  multi-dnn fleet jobs.yaml --folder compared --compare --output compared.json
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from tqdm import tqdm
 
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_output, add_plot, check_files, rows_table, write_figures
+from multi_dnn_ros.cli.options import add_output, picture_beside, rows_table, write_figures
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.controller import Fleet
@@ -70,8 +71,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--folder", type=Path, metavar="DIR",
         help="folder for checkpoints, logs and trained networks; with --cluster on a file system that all hosts share "
         "(default: YAML with the suffix .fleet)")  # fmt: skip
-    add_output(parser, "write the jobs with their losses, and all decisions, to this JSON file")
-    add_plot(parser, "slow-downs over time")
+    add_output(parser, "write the jobs with their losses, and all decisions, to this JSON file, and a plot beside it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.compare and args.fleet_policy is not None:
         raise UsageError("--compare trains under all policies; leave out --policy")
-    check_files(args, "output", "plot")
+    if args.output is not None:
+        require("--output", "matplotlib")
+        picture_beside(args.output)
     file, folder = read_jobs_file(args.jobs), (args.folder or args.jobs.with_suffix(".fleet")).absolute()
 
     from multi_dnn_ros.fleet.controller import Fleet, train_under_each  # imports PyTorch, which takes seconds
@@ -149,7 +151,7 @@ def _described(job: Job) -> str:
 
 
 def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
-    """The tables, and the files of --output and --plot."""
+    """The tables, and the files of --output."""
     if not fleets:
         return
     rows, compared, policies = [], [], {}
@@ -173,9 +175,8 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
     if args.compare:
         print(rows_table(compared))
     write_figures(args.output, {"policies": policies})
-    if args.plot is not None:
-        _plot(args.plot, fleets)
-        print(f"written to {args.plot}")
+    if args.output is not None:
+        _plot(args.output.with_suffix(".png"), fleets)
 
 
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:

@@ -189,7 +189,7 @@ def check_weights(args: argparse.Namespace, models: Sequence[str]) -> None:
 
 
 def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
-    """How networks are timed: --backend, --precision, --sms, --instances. int8: whether the command calibrates it."""
+    """How networks are timed: --backend, --precision, --sms. int8: whether the command calibrates it."""
     add = parser.add_argument
     add("--backend", default="auto", metavar="NAME",
         help=f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
@@ -197,8 +197,6 @@ def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> Non
         help="precision that the node will use (default: %(default)s)")  # fmt: skip
     add("--sms", type=positive, metavar="N",
         help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
-    add("--instances", type=positive, metavar="N",
-        help="copies that run at once when contention is timed (default: 8 on a GPU, 2 on a CPU)")  # fmt: skip
 
 
 def check_backend(args: argparse.Namespace) -> None:
@@ -242,4 +240,4 @@ def calibration_inputs(network: Trainable, folder: str) -> list[Tensors]:
 
 def instances(args: argparse.Namespace, target: Target) -> int:
     """Number of copies that run at once when contention is timed."""
-    return int(args.instances or (8 if target.device.type == "cuda" else 2))
+    return 8 if target.device.type == "cuda" else 2

@@ -62,9 +62,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
     add("--compare", action="store_true", help="also run every subset of the units, and compare times and outputs")
 
-    add = _add_action(actions, "table", show_tables)
-    add("--drop", type=positive, nargs="+", default=[], metavar="N",
-        help="first remove these batch sizes, which `profile` then measures again")  # fmt: skip
+    _add_action(actions, "table", show_tables)
 
     add = _add_action(actions, "io", measure_copies, measures=True)
     add("--batch", type=positive, default=1, metavar="N", help="smallest batch size (default: %(default)s)")
@@ -153,18 +151,14 @@ def measure_copies(args: argparse.Namespace) -> int:
 
 
 def show_tables(args: argparse.Namespace) -> int:
-    """Print and correct tables.
+    """Print tables.
+
+    To measure one again, remove its file, which `profile` names.
 
     examples:
-      multi-dnn partition table torchvision:resnet18
-      multi-dnn partition table torchvision:resnet18 --units cpu:1 --drop 15 16
+      multi-dnn partition table torchvision:resnet18 --units cpu:1
     """
-    from multi_dnn_ros.partition.tables import table_path, write_table
-
     for unit, table in _stored_tables(args).items():
-        if args.drop:
-            table = table.without(args.drop)
-            write_table(table_path(_folder(args), args.model, unit, args.precision), table)
         print(f"\n{table.model} on {unit}, precision {table.precision}: {table.device}\n\n{_row_table(table)}")
     return 0
 

@@ -92,11 +92,6 @@ class BatchTable(_Content):
         known = {row.batch: row for row in (*self.rows, *rows)}
         return self.model_copy(update={"rows": tuple(known[batch] for batch in sorted(known))})
 
-    def without(self, batches: Sequence[int]) -> BatchTable:
-        """A copy that has neither times of these batch sizes, nor that they were too large."""
-        rows = tuple(row for row in self.rows if row.batch not in batches)
-        return self.model_copy(update={"rows": rows, "too_large": 0 if self.too_large in batches else self.too_large})
-
     def check_same(self, other: BatchTable, where: Path) -> None:
         """Raise TableError unless `other`, stored in the file `where`, is of the same network on the same device."""
         for field in ("model", "unit", "precision", "shape", "parameters", "device"):

@@ -145,7 +145,6 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
         (["--params-file", "FILE", "--num-classes", "3"], "with --params-file, set parameter num_classes there"),
         (["--params-file", "FILE", "--size", "64x48"], "set parameters input_width and input_height there"),
         (["--params-file", "FILE", "--sms", "8"], "--sms is for MODEL"),
-        (["--params-file", "FILE", "--instances", "2"], "--instances is for MODEL"),
         (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
         (["--params-file", "none.yaml"], "--params-file is none.yaml: no such file"),
         (["--params-file", "FILE", "--data", "cifar10:x"], "kind 'cifar10' has no images of a camera"),
