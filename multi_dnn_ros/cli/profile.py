@@ -45,7 +45,6 @@ from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
 
-_LOADS = ("compute", "memory", "dnn")
 #: Rate of a camera without parameter rate_hz, in Hz.
 _RATE = 10.0
 
@@ -191,8 +190,8 @@ def contention(args: argparse.Namespace) -> int:
         machine = machine_of(target, measure_limits(target))
         with progress_bar("contention", "load") as progress:
             rows = measure_contention(
-                networks, target, machine, loads_of(_LOADS, args.levels), args.output, load_network=networks[0],
-                progress=progress,
+                networks, target, machine, loads_of(("compute", "memory", "dnn"), args.levels), args.output,
+                load_network=networks[0], progress=progress,
             )  # fmt: skip
     print(f"{len(rows)} layer times under {len({row.load for row in rows})} loads; written to {args.output}")
     return 0
