@@ -12,7 +12,6 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from multi_dnn_ros.common.reporting import write_json
-from multi_dnn_ros.common.resources import cache_folder
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -108,11 +107,6 @@ def sizes_to_measure(largest: int) -> tuple[int, ...]:
     powers = (1 << exponent for exponent in range(largest.bit_length() + 1))
     sizes = {1, largest, *(size for power in powers for size in (power - 1, power, power + 1))}
     return tuple(sorted(size for size in sizes if 1 <= size <= largest))
-
-
-def default_folder() -> Path:
-    """Default folder of the tables."""
-    return cache_folder() / "partition"
 
 
 def table_path(folder: Path, model: str, unit: str, precision: str) -> Path:
