@@ -14,7 +14,7 @@ JSON_NAME = "report.json"
 MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": [],
     "thresholds": False, "batch-size": 64, "served": False, "latency": False, "backend": "auto",
-    "precision": "auto", "calibration-images": "", "sms": None, "instances": None,
+    "precision": "auto", "calibration-images": "", "sms": None,
 }  # fmt: skip
 
 

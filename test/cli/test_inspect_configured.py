@@ -95,7 +95,7 @@ def test_tiles_that_the_node_refuses_are_refused(tmp_path: Path, capsys: pytest.
     [
         (["--dnn", "far"], "--dnn is 'far'; the parameter file has: road"),
         (["net.onnx"], "MODEL and --params-file both name a model; give only one of them"),
-        (["--labels", "a"], "--labels is for MODEL; with --params-file, set parameter labels there"),
+        (["--labels", "a"], "--labels is for MODEL"),
     ],
 )
 def test_wrong_arguments_are_named(

@@ -13,7 +13,7 @@ from multi_dnn_ros.common.reporting import cpu_count
 
 #: By action of `multi-dnn profile`. Levels: those that the fit check asks for are trained.
 QUICK = {
-    "contention": ["--device", "cpu", "--loads", "dnn", "--levels", f"0,1,{cpu_count()}", "--repeats", "2"],
+    "contention": ["--device", "cpu", "--levels", f"0,1,{cpu_count()}", "--repeats", "2"],
     "learn": [],
     "layers": ["--device", "cpu", "--repeats", "2"],
     "fit": ["--device", "cpu"],

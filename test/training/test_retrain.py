@@ -132,7 +132,7 @@ def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(
     assert weights_digest(before) != weights_digest(after)
     capsys.readouterr()
     report, few = tmp_path / "report", ["--scenes", "8", "--limit", "3", "--device", "cpu", "--report"]
-    timed = ["--latency", "--instances", "2", "--backend", "eager"]
+    timed = ["--latency", "--backend", "eager"]
     for models, more in ((["builtin:pedestrian", str(better)], []), ([str(better)], timed)):
         assert main(["evaluate", *models, "--data", road, *more, *few, str(report)]) == 0
         networks = json.loads((report / "report.json").read_text())["networks"]
