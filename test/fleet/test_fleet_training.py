@@ -1,4 +1,4 @@
-"""Real trainings by Ray on two CPU units: the result does not depend on units. Losses: test/acceptance/test_fleet.py."""
+"""Real trainings by Ray on two CPU units give equal results (test/acceptance/test_fleet.py loses processes)."""
 
 from __future__ import annotations
 
