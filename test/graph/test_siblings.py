@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch.nn import functional
-from torchvision.models.googlenet import Inception
 
-from multi_dnn_ros.benchmark.paper import branch_networks
-from multi_dnn_ros.benchmark.paper.branch_networks import make_network
-from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.siblings import find_siblings, merge_siblings
 from multi_dnn_ros.graph.trace import trace
 
@@ -100,41 +95,6 @@ def test_any_graph_computes_the_same_when_its_siblings_are_merged(layers: list[d
     assert not find_siblings(merged)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "groups"),
-    [
-        ("blocks", 16, 2),
-        pytest.param("googlenet", 64, 9, marks=pytest.mark.long),
-        pytest.param("inception_v3", 96, 10, marks=pytest.mark.long),
-    ],
-)
-def test_the_1x1_convolutions_of_inception_blocks_are_merged_with_their_relu(name: str, size: int, groups: int) -> None:
-    torch.manual_seed(0)
-    if name == "blocks":  # the first two of GoogLeNet, with fewer channels
-        network = nn.Sequential(Inception(3, 8, 4, 8, 4, 8, 8), Inception(32, 8, 4, 8, 4, 8, 8))
-    else:
-        network = getattr(torchvision.models, name)(weights=None, init_weights=False, aux_logits=True)
-    separate, merged = check_equal(network, torch.randn(1, 3, size, size))
-    assert merged is not None
-    found = find_siblings(separate)
-    assert len(found) >= groups
-    relus = [sum(node.target is aten.relu.default for node in each.graph.nodes) for each in (separate, merged)]
-    assert relus[0] - relus[1] == sum(len(each.operations) - 1 for each in found)
-
-
-def test_the_query_key_and_value_layers_of_equal_heads_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, heads = 2, 2  # the minimum for layers that share the template, and for siblings
-    monkeypatch.setattr(branch_networks, "LAYERS", layers)
-    monkeypatch.setitem(branch_networks.ENCODERS, "encoder-equal", (1,) * heads)
-    network = make_network("encoder-equal", (64, 64))
-    separate, merged = check_equal(network.module, *network.inputs)
-    assert merged is not None
-    counts = [sum(node.target is aten.linear.default for node in each.graph.nodes) for each in (separate, merged)]
-    assert counts[0] == layers * (heads * 5 + 3)  # query, and key and value of both maps; join and feed-forward
-    # The template is the same in every layer, so the layers of all blocks that read it become one.
-    assert counts[1] == layers * (1 + 3) + 1
-
-
 def test_merged_parameters_replace_the_separate_ones_and_are_shared() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -193,14 +153,3 @@ def test_a_graph_that_writes_is_not_merged() -> None:
     with graph_module.graph.inserting_after(node):
         graph_module.graph.call_function(aten.relu_.default, (node,))
     assert find_siblings(graph_module) == ()
-
-
-def test_a_stage_of_a_cut_network_can_be_merged() -> None:
-    torch.manual_seed(0)
-    image = torch.randn(1, 4, 8, 8)
-    (stage,) = cut_module(Pair().eval(), (image,), 1)
-    merged = merge_siblings(stage.graph)
-    assert merged is not None
-    with torch.inference_mode():
-        for result, right in zip(merged(image), stage((image,)), strict=True):
-            torch.testing.assert_close(result, right, rtol=0.0, atol=1e-5)
