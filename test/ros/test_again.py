@@ -109,7 +109,7 @@ def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -
         waits = (lambda carried: (go.wait() and carried) if float(carried[0]) == POISON else carried,)
         return replace(pipeline, tasks=tuple(replace(task, stages=waits + task.stages) for task in pipeline.tasks))
 
-    node = bench.node({"stop_timeout_s": 0.1}, build=slow)
+    node = bench.node({"stop_timeout_s": 2.0}, build=slow)
     assert bench.change("configure")
     assert bench.change("activate")
     bench.camera().publish(image(POISON))

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import DnnDescription, EngineDescription, Level
+from multi_dnn_ros.serving.groups import SupervisionTimes
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.serving.supervised_engine import Phase
-from multi_dnn_ros.serving.supervisor import SupervisionTimes, Supervisor
+from multi_dnn_ros.serving.supervisor import Supervisor
 from multi_dnn_ros.serving.swap import SwapPhase
 
 DNNS = ("lane", "object")
