@@ -120,7 +120,9 @@ def test_old_values_are_left_out_while_a_driver_blocks_and_a_failure_is_one_warn
 
 def test_the_status_of_a_running_node_is_as_the_page_says(bench: Bench, tmp_path: Path) -> None:
     write_tree(tmp_path, JETSON)
-    bench.node(board=lambda warn: BoardMonitor(warn, read=lambda: read_sensors(tmp_path, nvml(Temperature=40)), period_s=0.02))
+    bench.node(
+        board=lambda warn: BoardMonitor(warn, read=lambda: read_sensors(tmp_path, nvml(Temperature=40)), period_s=0.02)
+    )
     bench.until(lambda: bench.status("board").level == OK, "the status")
     assert bench.status("board").message == "316.0 W; 48 degrees Celsius"
     assert bench.change("configure")

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from tiny_exports import quick_dnn
 
 from multi_dnn_ros.common.processes import loopback_environment
-from multi_dnn_ros.common.sd_notify import ServiceManager
-from multi_dnn_ros.ros.service_status import NodeState, ServiceStatus
+from multi_dnn_ros.ros.service_status import NodeState, ServiceManager, ServiceStatus
 
 WAIT_S = 120.0
 
@@ -113,13 +112,6 @@ def test_nothing_is_sent_without_a_socket() -> None:
     assert ServiceManager.from_environment(environment) is None
 
 
-@pytest.mark.parametrize("address", ["vsock:2:1234", "notify", "/", "@"])
-def test_an_address_of_another_kind_is_one_warning(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert ServiceManager.from_environment({"NOTIFY_SOCKET": address}) is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"NOTIFY_SOCKET = {address!r}" in caplog.text
-
-
 def test_a_socket_that_does_not_exist_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manager = ServiceManager(str(tmp_path / "nowhere"))
     assert [manager.send(WATCHDOG=1) for _ in range(3)] == [False] * 3
@@ -137,29 +129,15 @@ def test_a_manager_that_does_not_read_does_not_block_the_service(systemd: System
 
 
 @pytest.mark.parametrize(
-    ("period_us", "pid", "watchdog_s", "words"),
-    [
-        ("10000000", None, 10.0, ""),
-        ("10000000", "own", 10.0, ""),
-        ("10000000", "1", None, "systemd watches process 1"),
-        ("0", None, None, "WATCHDOG_USEC = '0'"),
-        ("soon", None, None, "WATCHDOG_USEC = 'soon'"),
-    ],
+    ("period_us", "pid", "watchdog_s"),
+    [("10000000", "", 10.0), ("10000000", str(os.getpid()), 10.0), ("10000000", "1", None), ("soon", "", None)],
 )
-def test_the_period_of_the_watchdog(
-    period_us: str, pid: str | None, watchdog_s: float | None, words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    environment = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": period_us}
-    if pid is not None:  # the number of this process differs between pytest's workers: not part of a test's name
-        environment["WATCHDOG_PID"] = str(os.getpid()) if pid == "own" else pid
+def test_the_period_of_the_watchdog(period_us: str, pid: str, watchdog_s: float | None) -> None:
+    environment = {"NOTIFY_SOCKET": "@somewhere", "WATCHDOG_USEC": period_us, "WATCHDOG_PID": pid}
     manager = ServiceManager.from_environment(environment)
     assert manager is not None
     assert manager.watchdog_s == watchdog_s
-    assert words in caplog.text
-    assert bool(caplog.records) == bool(words)
-
-
-# -- which messages are sent when
+    manager.close()
 
 
 class Service:
