@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,20 +74,6 @@ BROKEN = (
     "result kind 'other_name' of broken-extension 0.3 cannot be used: toy_extension.kind:KIND is not a ResultKind with "
     "the name 'other_name'",
 )
-
-
-def test_a_message_function_that_imports_pytorch_is_named_by_the_node(domain: int, tmp_path: Path, toy: Path) -> None:
-    installed = tmp_path / "heavy"
-    shutil.copytree(toy, installed)
-    messages = installed / "toy_extension" / "messages.py"
-    messages.write_text(messages.read_text().replace("from std_msgs", "import torch\nfrom std_msgs"))
-    node = ToyNode(domain, tmp_path / "log", TOY_DNN, installed)
-    try:
-        node.until(lambda: "active: processing" in node.text(), "the active node")
-        (line,) = [line for line in node.text().splitlines() if "imports PyTorch" in line]
-        assert "topic spot of result kind 'toy_kind' of toy-extension 1.2 imports PyTorch into the node's proc" in line
-    finally:
-        node.close()
 
 
 def test_inspect_shows_what_another_packages_decoder_finds_in_one_line(toy: Path, tmp_path: Path) -> None:
