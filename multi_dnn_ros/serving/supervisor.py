@@ -31,7 +31,7 @@ from multi_dnn_ros.settings.section import runtime_fields
 
 log = logging.getLogger(__name__)
 
-#: Pause before the next standby after one was lost or did not fit into memory.
+#: Pause before the next standby after one was lost while it was prepared; it may not fit into memory.
 _STANDBY_PAUSE_NS = 60_000_000_000
 #: Share of the stop timeout in which an engine finishes its frames; in the remaining time the last results arrive.
 _STOP_SHARE = 0.9
@@ -303,6 +303,7 @@ class Supervisor:
         if engine.phase is Phase.KILLED:
             return
         standby = self._standbys[engine.device]
+        was_ready = engine.phase in (Phase.READY, Phase.CONFIGURED)
         computing = ", ".join(engine.state.running_jobs())
         self.routes = {dnn: it for dnn, it in self.routes.items() if it is not engine}
         self.kill(engine, cause)
@@ -310,7 +311,7 @@ class Supervisor:
             self.swap.engine_lost(engine, cause if refused else f"the new engine process was lost: {cause}")
         if standby.engine is engine:
             standby.engine, standby.reason = None, cause
-            standby.next_attempt_ns = self._clock() + (_STANDBY_PAUSE_NS if refused else 0)
+            standby.next_attempt_ns = self._clock() + (0 if was_ready else _STANDBY_PAUSE_NS)
             log.warning("engine %s: the standby was lost: %s", engine.device, cause)
         for group in [group for group in self._groups if engine in (group.engine, group.replacement)]:
             what = f"{group.name} was lost" + (f" while computing {computing}" if computing else "")
@@ -413,7 +414,10 @@ class Supervisor:
         if standby.engine is None and not busy and self._clock() >= standby.next_attempt_ns:
             standby.engine = self._new_engine(device)
             standby.next_attempt_ns = self._clock() + _STANDBY_PAUSE_NS if standby.engine is None else 0
-        if standby.engine is not None and self._standby_mode == "hot" and len(groups) == 1:
+        if standby.engine is not None and standby.engine.dnns and len(groups) > 1:
+            self.kill(standby.engine, "its DNNs have an engine process each")
+            standby.engine = None
+        elif standby.engine is not None and self._standby_mode == "hot" and len(groups) == 1:
             self._configure(standby.engine, groups[0].dnns, in_background=True)
         if standby.engine is not None and standby.engine.phase is self._standby_phase(device):
             standby.reason = ""

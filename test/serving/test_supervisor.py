@@ -197,6 +197,7 @@ def test_a_hot_standby_takes_over_at_once_and_serves_until_each_dnn_has_its_own_
     bench.settle()
     assert bench.serving("lane") is not bench.serving("object")
     assert standby not in bench.engines
+    assert {engine.dnns for engine in bench.engines} == {("lane",), ("object",), ()}, "the next standby is warm"
 
 
 def test_an_engine_that_cannot_be_configured_is_tried_again_after_a_pause() -> None:
