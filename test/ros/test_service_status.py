@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import signal
 import socket
@@ -15,8 +14,6 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkServer
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny_exports import quick_dnn
 
 from multi_dnn_ros.common.processes import loopback_environment
@@ -90,26 +87,6 @@ def test_a_message_reaches_a_socket_with_a_path_and_an_abstract_one(kind: str, r
     assert manager.send(READY=1, STATUS="configuring:\nDNN 2 of 3")
     manager.close()
     assert listener.receive(5.0) == {"READY": "1", "STATUS": "configuring:; DNN 2 of 3"}
-
-
-@given(text=st.text(max_size=3000))
-def test_a_status_is_one_line_that_systemd_does_not_refuse(text: str) -> None:
-    listener = Systemd(f"@multi_dnn_ros/text/{os.getpid()}/{time.monotonic_ns()}")
-    try:
-        manager = ServiceManager(listener.address)
-        assert manager.send(STATUS=text, WATCHDOG=1)
-        manager.close()
-        message = listener.receive(5.0)
-    finally:
-        listener.close()
-    assert message is not None
-    assert message.keys() == {"STATUS", "WATCHDOG"}
-    assert len(message["STATUS"].encode()) < 4000
-
-
-def test_nothing_is_sent_without_a_socket() -> None:
-    environment = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}
-    assert ServiceManager.from_environment(environment) is None
 
 
 def test_a_socket_that_does_not_exist_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -216,32 +193,6 @@ def test_heartbeats_end_with_a_fault_and_return_after_it(
     assert words in caplog.text
     service.node_state = before
     assert {"WATCHDOG": "1"} in service.turn(4.0)
-
-
-def test_a_heartbeat_that_is_omitted_follows_as_soon_as_the_fault_has_ended(systemd: Systemd) -> None:
-    """After another half period of the watchdog, systemd would have ended the node."""
-    service = Service(systemd, watchdog_s=4.0)
-    service.turn(1.1, state="active", text="active")
-    while {"WATCHDOG": "1"} not in service.turn(0.1):
-        pass
-    assert service.turn(2.5, supervision_age_s=2.1) == []
-    assert service.turn(0.1, supervision_age_s=0.0) == [{"WATCHDOG": "1"}]
-    assert service.turn(1.8) == [], "the next one is due after the period"
-
-
-def test_a_message_that_is_lost_is_sent_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """systemd may start to listen late, or not have room."""
-    address = str(tmp_path / "late")
-    node_state = NodeState("active", "active")
-    now = [0.0]
-    status = ServiceStatus(ServiceManager(address), lambda: node_state, autostart=True, clock=lambda: now[0])
-    with caplog.at_level(logging.WARNING):
-        status.update()
-    systemd = Systemd(address)
-    now[0] = 1.5
-    status.update()
-    assert systemd.receive(1.0) == {"READY": "1", "STATUS": "active"}
-    systemd.close()
 
 
 # -- the process of the node
