@@ -42,7 +42,6 @@ from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_cached_backen
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.pipeline.shared_inputs import share_inputs
-from multi_dnn_ros.pipeline.tiles_check import check_tiles
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
@@ -192,7 +191,6 @@ def _plan_and_make_task(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend,
     device: torch.device,
 ) -> tuple[JobPlan, DnnTask]:  # fmt: skip
-    check_tiles(dnn, settings)
     with computing_on(device, settings.sms):
         plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
     return plan, make_task(dnn, settings, cameras, backend, device, plan)

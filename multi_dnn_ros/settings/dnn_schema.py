@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
-from multi_dnn_ros.settings.image_parts import CROP_RULE, TILES, TILES_RULE, checked_crop
+from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
 from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.section import FIXED, FOLDER, RUNTIME, Name, Section, file_with
@@ -262,20 +262,6 @@ class DnnConfig(Section):
         description="Part of the image that the DNN processes: x, y, width and height, as fractions of the image if "
         "all are at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
         json_schema_extra={"allowed": CROP_RULE},
-    )
-    tiles: str = Field(
-        "1x1",
-        pattern=TILES,
-        description="Columns and rows of overlapping tiles into which the image, or its crop, is divided. The tiles "
-        "form one batch of the network; detections and masks of all tiles are merged.",
-        json_schema_extra={"allowed": TILES_RULE},
-    )
-    tile_overlap: float = Field(
-        0.1,
-        ge=0.02,
-        le=0.5,
-        description="Fraction of a tile that overlaps its neighbour. Two boxes of neighbouring tiles are merged if "
-        "they agree in the overlap (docs/results.md).",
     )
     outputs: dict[Name, OutputConfig] = Field(
         default_factory=dict,
