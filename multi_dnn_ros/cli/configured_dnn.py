@@ -18,8 +18,7 @@ def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
     """--params-file and --dnn."""
     add = parser.add_argument
     add("--params-file", type=Path, metavar="YAML",
-        help="instead of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
-        "its tiles")  # fmt: skip
+        help="instead of MODEL: a DNN of this parameter file, with its crop and all its results")  # fmt: skip
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
 
 

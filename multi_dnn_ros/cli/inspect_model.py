@@ -4,8 +4,7 @@ For a model the command shows inputs and outputs, which decoder reads the output
 and parameters, whether the CPU of this machine runs it, and the parameters to paste into a file for the node. If no
 decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve the model as it is.
 
-With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, its crop and its
-tiles.
+With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, and its crop.
 
 examples:
   multi-dnn inspect yolov8n.onnx
@@ -123,13 +122,11 @@ def _check_picture(args: argparse.Namespace) -> None:
 
 def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
     from multi_dnn_ros.models.load import load_dnn
-    from multi_dnn_ros.pipeline.tiles_check import check_tiles
 
     name, config = read_configured(args)
     settings = config.dnns[name]
     dnn = load_dnn(name, settings)
-    check_tiles(dnn, settings)
-    content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop), "tiles": settings.tiles}
+    content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
     content |= {"input_size": [dnn.preprocess.width, dnn.preprocess.height], "results": _results(dnn)}
     return dnn
 

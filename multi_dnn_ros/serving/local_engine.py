@@ -191,7 +191,6 @@ class LocalEngine:
             device=pipeline.device,
             max_failures=config.max_failures,
             aging_ns=ms_to_ns(config.aging_ms),
-            max_launched=config.max_launched or None,
             observer=JobObserver(self._state, lambda error: self._on_failed(summarize_error(error))),
         )
         engine.start()

@@ -78,14 +78,6 @@ class NodeConfig(Section):
         "number of jobs that meets this limit, based on predicted or measured layer times. 0: each DNN is cut into "
         "`dnn.<dnn>.jobs` jobs.",
     )
-    max_launched: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="On a GPU under policy priority or edf: maximum number of launched, unfinished jobs of less "
-        "important DNNs that a frame may have to wait for. Jobs that such a frame could overtake are then launched "
-        "separately. 0: no limit.",
-    )
     max_failures: int = Field(
         5,
         ge=1,

@@ -80,7 +80,6 @@ def test_each_result_is_scored_with_its_own_kind(
     [
         ({"crop": [0.5, 0.5, 0.5, 0.5]}, (192, 256), (224, 160, 16, 16)),
         ({"crop": [128, 96, 128, 96]}, (192, 256), (224, 160, 16, 16)),
-        ({"tiles": "2x1", "tile_overlap": 0.02}, (96, 256), (224, 64, 16, 16)),
     ],
 )
 def test_boxes_are_those_of_the_whole_image(
@@ -89,16 +88,6 @@ def test_boxes_are_those_of_the_whole_image(
     data = coco(tmp_path / "data", size, box)
     found = scored(tmp_path, parameters(tmp_path, boxes_only(tmp_path), **part), data)
     assert found["road"]["scores"]["map50"] == pytest.approx(1.0)
-
-
-def test_tiles_that_the_node_refuses_are_refused(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = coco(tmp_path / "data", (96, 256), (224, 64, 16, 16))
-    params = parameters(tmp_path, model, tiles="2x1", **OUTPUTS)
-    assert main(["evaluate", "--params-file", str(params), "--data", data, "--device", "cpu"]) == 1
-    assert "parameter dnn.road.tiles is '2x1', but" in (error := capsys.readouterr().err)
-    assert "takes one image at a time" in error
 
 
 def boxes_only(folder: Path) -> Path:
