@@ -21,7 +21,7 @@ from multi_dnn_ros.models.sources import load_network
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 
-_EPOCHS = 400
+_EPOCHS = 60
 _PATIENCE_S = 240.0
 
 
