@@ -34,11 +34,14 @@ _Box = tuple[list[float], int]  # x1, y1, x2, y2 and the class number
 
 @dataclass(frozen=True)
 class FileRows(Rows):
-    """Image files. files: each file, and what its truth is made from. make: (file, image, that) -> row."""
+    """Image files. files: each file, and what its truth is made from. make: (file, image, that) -> row. frames: whether
+    files NAME_<frame>.jpg are frames of a recording NAME.
+    """
 
     files: Sequence[tuple[Path, Any]]
     framing: Preprocess
     make: Callable[[Path, npt.NDArray[np.uint8], Any], Sample]
+    frames: bool = True
 
     def __len__(self) -> int:
         return len(self.files)
@@ -47,9 +50,8 @@ class FileRows(Rows):
         return str(self.files[index][0])
 
     def recording(self, index: int) -> str:
-        """NAME of a file NAME_<frame>.jpg or NAME-<frame>.jpg."""
         path = self.files[index][0]
-        return str(path.with_name(re.sub(r"[_-]\d+$", "", path.stem)))
+        return str(path.with_name(re.sub(r"[_-]\d+$", "", path.stem))) if self.frames else str(path)
 
     def sample(self, index: int) -> Sample:
         path, known = self.files[index]
@@ -67,7 +69,7 @@ def class_rows(folder: Path, framing: Preprocess, labels: Sequence[str]) -> Rows
     files = [(path, number) for place, number in present for path in image_files(place)]
     if not files:
         raise DatasetError(f"{folder}: no images; expected <class>/<image> ({', '.join(IMAGE_SUFFIXES)}) in it")
-    return FileRows(files, framing, _with_label)
+    return FileRows(files, framing, _with_label, frames=False)
 
 
 def _with_label(path: Path, image: npt.NDArray[np.uint8], label: int) -> Sample:

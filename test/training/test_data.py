@@ -68,6 +68,18 @@ def test_every_suffix_of_images_is_read(suffix: str, tmp_path: Path) -> None:
     assert row["image"][:, 5, 5].tolist() == pytest.approx([200] * 3, abs=2)
 
 
+def test_a_number_at_the_end_of_a_class_s_images_is_no_frame(tmp_path: Path) -> None:
+    """As in ImageNet, whose files are <class>_<number>: otherwise whole classes would be held out."""
+    for name in ("n01", "n02"):
+        for part in ("train", "val"):
+            for k in range(8):
+                picture(tmp_path / part / name / f"{name}_{k}.png", (k, 9, 0), (8, 8))
+    data = opened(f"classes:{tmp_path}")
+    for part in ("train", "choice"):
+        rows = data.part(part)  # type: ignore[arg-type]
+        assert {int(rows.read(k)["label"]) for k in range(len(rows))} == {0, 1}
+
+
 def test_a_test_folder_is_used_if_it_exists(tmp_path: Path) -> None:
     data = opened(f"classes:{class_folders(tmp_path, ('train', 'val', 'test'))}")
     (tmp_path / "test" / "red" / "0.png").unlink()
