@@ -134,14 +134,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, storage: str, count: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["drive#1", "a?b", "100%"])
-def test_a_path_that_sqlite_would_misread_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BagError, match="must not contain"):
-        BagWriter(tmp_path / name, "sqlite3")
-    write_bag(tmp_path / name, messages(2), "mcap")
-    assert read(tmp_path / name) == (messages(2), [])
-
-
 def test_the_files_of_a_killed_recorder_are_read_in_recorded_order(tmp_path: Path) -> None:
     """Without metadata.yaml; the last file has no index and ends in a message."""
     written = messages(33)

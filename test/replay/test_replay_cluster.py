@@ -128,20 +128,6 @@ def test_results_among_the_recordings_are_not_replayed(
         assert ray.replayed == expected
 
 
-@pytest.mark.parametrize(
-    ("address", "code", "expected"),
-    [
-        ("127.0.0.1:1", 1, "the Ray cluster 127.0.0.1:1 cannot be reached: [Errno 111] Connection refused"),
-        ("somewhere", 2, "--cluster is 'somewhere'; expected HOST:PORT"),
-    ],
-)
-def test_an_unreachable_cluster_is_reported_in_one_line(
-    address: str, code: int, expected: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["replay", str(drives), str(tmp_path / "out"), "--cluster", address]) == code
-    assert expected in capsys.readouterr().err
-
-
 def test_wrong_folders_and_needs_are_named(
     drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], cluster: Any
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -103,16 +102,6 @@ def test_class_names_come_first_and_are_kept_for_late_subscribers(replayed: Path
     assert latched == {message.topic for message in results[:2]}
 
 
-def test_accounts_add_up(replayed: Path) -> None:
-    summary = json.loads((replayed / "results" / "summary.json").read_text())
-    assert summary["input_damage"] == []
-    assert [stream["dnn"] for stream in summary["streams"]] == ["lane", "object", "pedestrian"]
-    for stream in summary["streams"]:
-        assert (stream["offered"], stream["published"]) == (FRAMES, FRAMES - 1)
-        assert stream["dropped"] == {"bad_image": 1}
-        assert "data has 921599 bytes" in stream["first_drops"]["bad_image"]
-
-
 def test_second_replay_is_equal_byte_for_byte(
     drive: list[Scene], results: list[BagMessage], one_dnn: str, tmp_path: Path
 ) -> None:
@@ -151,10 +140,3 @@ def test_topic_by_name_and_its_errors(
     assert {message.topic[: len("/car/dnn/")] for message in read_bag(Path(out))} == {"/car/dnn/"}
     assert {message.stamp_ns for message in read_bag(Path(out))} == {2}
     assert road_bag.TOPIC not in {message.topic for message in read_bag(Path(out))}
-
-
-def test_recording_without_frames_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bag = write_road(tmp_path / "empty", [])
-    assert main(["replay", str(bag), str(tmp_path / "results")]) == 1
-    assert f"bag {bag} holds no message on /front/image_raw" in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
