@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-#: The console script of the environment whose interpreter runs the tests; in a ROS 2 workspace it is on PATH.
-SCRIPT = shutil.which("multi-dnn", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+import yaml
+from harness import installed
+from networks import LABELS, write_onnx
+
+#: By name: what a command printed, and its exit code.
+Done = dict[str, subprocess.CompletedProcess[str]]
 
 
 def multi_dnn(
@@ -27,23 +33,26 @@ def multi_dnn(
     environment: variables that differ from those of the tests; None removes one. prefix: a command that runs the
     script, such as ``unshare``. folder: current folder.
     """
-    assert SCRIPT is not None, "multi-dnn is not installed beside this interpreter, nor on PATH"
     variables = {**os.environ, **(environment or {})}
     return subprocess.run(
-        [*map(str, prefix), sys.executable, SCRIPT, *map(str, arguments)],
+        [*map(str, prefix), *installed("multi-dnn"), *map(str, arguments)],
         env={name: value for name, value in variables.items() if value is not None},
         cwd=folder, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
     )  # fmt: skip
 
 
-def node_output(
-    ends_with: str, *arguments: str | Path, prefix: Sequence[str | Path] = (), timeout_s: float = 120.0
-) -> list[str]:
-    """Start ``multi-dnn run ARGUMENTS``, and interrupt it when it has printed a line with the text `ends_with`; its
-    lines on stderr. Ended after timeout_s in any case.
+def run_commands(commands: Mapping[str, Sequence[str | Path]], folder: Path | None = None) -> Done:
+    """Run `multi-dnn ARGUMENTS` for each entry, a few at once: most of it is starting. folder: current folder."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        jobs = {name: pool.submit(partial(multi_dnn, *words, folder=folder)) for name, words in commands.items()}
+        return {name: job.result() for name, job in jobs.items()}
+
+
+def node_output(ends_with: str, prefix: Sequence[str | Path] = (), timeout_s: float = 120.0) -> list[str]:
+    """Start ``multi-dnn run``, and interrupt it when it has printed a line with the text `ends_with`; its lines on
+    stderr. Ended after timeout_s in any case.
     """
-    assert SCRIPT is not None, "multi-dnn is not installed beside this interpreter, nor on PATH"
-    command = [*map(str, prefix), sys.executable, SCRIPT, "run", *map(str, arguments)]
+    command = [*map(str, prefix), *installed("multi-dnn"), "run"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as node:
         watchdog = threading.Timer(timeout_s, node.kill)
         watchdog.start()
@@ -64,3 +73,29 @@ def assert_one_error(done: subprocess.CompletedProcess[str], *words: str, code: 
     assert len(lines) == 1, done.stderr
     for word in words:
         assert word in lines[0], lines[0]
+
+
+def write_parameters(file: Path, dnns: Mapping[str, Any], **others: Any) -> Path:
+    """A ROS 2 parameter file with these DNNs; dnns: by name, the parameters `dnn.<dnn>`."""
+    parameters = {"dnns": list(dnns), "dnn": dict(dnns), **others}
+    copies = json.loads(json.dumps(parameters))  # ROS 2 refuses the aliases that YAML has for the same object
+    file.write_text(yaml.safe_dump({"/**": {"ros__parameters": copies}}))
+    return file
+
+
+def detector(model: Path, **parameters: Any) -> dict[str, Any]:
+    """Parameters `dnn.<dnn>` of a network that finds the blocks."""
+    return {"role": "object", "model": str(model), "labels": LABELS, **parameters}
+
+
+def blocks_file(folder: Path) -> Path:
+    """A parameter file with one DNN, `object`, that finds the blocks; the network, yolo.onnx, is beside it."""
+    return write_parameters(folder / "robot.yaml", {"object": detector(write_onnx("yolo", folder / "yolo.onnx"))})
+
+
+def values_of(data: Any, key: str) -> list[Any]:
+    """The values of a key anywhere in JSON data."""
+    if isinstance(data, dict):
+        own = [data[key]] if key in data else []
+        return own + [value for part in data.values() for value in values_of(part, key)]
+    return [value for part in data for value in values_of(part, key)] if isinstance(data, list) else []

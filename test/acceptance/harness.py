@@ -67,7 +67,6 @@ class Status:
     values: Mapping[str, str]
 
     def number(self, key: str) -> float:
-        """A value as a number."""
         return float(self.values[key])
 
 
@@ -80,7 +79,6 @@ class Recording:
     published_at: list[int] = field(default_factory=list)
 
     def add(self, message: Any, info: Mapping[str, int]) -> None:
-        """Record a message with rclpy's MessageInfo."""
         self.messages.append(message)
         self.published_at.append(info["source_timestamp"])
 
@@ -177,7 +175,6 @@ class Camera:
         self.client.wait_for(answered, f"an answer on {results.topic} to an image on {self.topic}")
 
     def close(self) -> None:
-        """The camera leaves."""
         self._node.destroy_publisher(self.publisher)
         if self._node is not self.client.node:
             self._node.destroy_node()
@@ -200,7 +197,6 @@ class Client:
         self.node.create_subscription(DiagnosticArray, "/diagnostics", self._read_diagnostics, ALL)
 
     def close(self) -> None:
-        """Leave the graph."""
         self._executor.shutdown()
         self.node.destroy_node()
         rclpy.shutdown(context=self.context)
@@ -255,7 +251,6 @@ class Client:
         return client.call_async(kind.Request(**fields))
 
     def call(self, service: str, kind: type, **fields: Any) -> Any:
-        """The response of a service."""
         future = self.request(service, kind, **fields)
         self.wait_for(future.done, f"the response of {service}")
         return future.result()
@@ -296,7 +291,6 @@ class Node:
 
     @property
     def log(self) -> str:
-        """What the node has written so far."""
         return self.log_file.read_text(errors="replace")
 
     @property
@@ -305,7 +299,6 @@ class Node:
         return not self._awaited and self.process.poll() not in (None, 0)
 
     def topic(self, name: str) -> str:
-        """The full name of a topic or service ``~/name``."""
         return f"{self.name}/{name}"
 
     def end(self, number: int = signal.SIGINT) -> int:
@@ -338,7 +331,6 @@ class Node:
         return int(pid) if pid.isdecimal() else 0
 
     def get_parameters(self, *names: str) -> list[Any]:
-        """The values of parameters; None: not set."""
         response = self.client.call(f"{self.name}/get_parameters", GetParameters, names=list(names))
         return [parameter_value_to_python(value) for value in response.values]
 
@@ -350,7 +342,6 @@ class Node:
         return "" if result.successful else str(result.reason)
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Set parameters, which must be accepted."""
         for name, value in values.items():
             assert not (reason := self.try_to_set(name, value)), reason
 
@@ -362,13 +353,11 @@ class Node:
         return self.client.request(f"{self.name}/change_state", ChangeState, transition=request)
 
     def change_state(self, transition: str) -> bool:
-        """Whether a transition succeeded."""
         response = self.request_state(transition)
         self.client.wait_for(response.done, f"the response to {transition}")
         return bool(response.result().success)
 
     def state(self) -> str:
-        """The state of the life cycle."""
         return str(self.client.call(f"{self.name}/get_state", GetState).current_state.label)
 
     def wait_until_active(self) -> None:
@@ -412,7 +401,6 @@ class DnnOnCamera:
         self._answered = len(self.results.messages)
 
     def answers(self) -> int:
-        """Number of results since :meth:`begin`."""
         return len(self.results.messages) - self._answered
 
     def account(self) -> Counter[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from command import assert_one_error, multi_dnn
+from command import assert_one_error, multi_dnn, run_commands
 from networks import write_onnx
-from offline import run_commands
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -86,6 +85,8 @@ def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
         "no_c.yaml": ["run", "--params-file", "no_c.yaml"],
         "no_data": ["evaluate", model, "--labels", "red", "green", "blue", "--data", "coco:no_data"],
         "no_source": ["camera", "no_source"],
+        "builtin:none": ["profile", "layers", "builtin:none", "--device", "cpu"],
+        "none.csv": ["profile", "learn", "none.csv", "--output", "out"],
         "no.mp4": ["demo", "--video", "no.mp4", "--output", "out"],
     }
     for name, done in run_commands(commands, tmp_path).items():

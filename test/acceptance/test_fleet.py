@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from harness import installed
 
 LIMIT_S = 240.0
 pytestmark = pytest.mark.timeout(int(2 * LIMIT_S))
@@ -52,14 +51,12 @@ class Command:
     """``multi-dnn fleet`` on two units of one thread, in a session of its own as from a terminal."""
 
     def __init__(self, jobs: Path, *options: str) -> None:
-        script = shutil.which("multi-dnn", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        assert script is not None, "multi-dnn is not installed"
         self.log = jobs.with_suffix(".log")
+        words = [*installed("multi-dnn"), "fleet", str(jobs), "--units", "2", "--threads", "1", *options]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, script, "fleet", str(jobs), "--units", "2", "--threads", "1", *options],
-                cwd=jobs.parent, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                words, cwd=jobs.parent, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition while the command runs."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import cv2
 import numpy as np
-from command import multi_dnn
-from small_recordings import write_recording
-
-#: What a Mac writes beside x.jpg on a disk of another kind.
-_APPLE_DOUBLE = b"\0\5\26\7\0\2\0\0Mac OS X        " + bytes(3000)
+from bag_files import FRAMES, write_folder
+from command import multi_dnn, run_commands, write_parameters
 
 
 def write_images(folder: Path, count: int, suffix: str = ".jpg", first: int = 0) -> Path:
@@ -22,93 +18,53 @@ def write_images(folder: Path, count: int, suffix: str = ".jpg", first: int = 0)
     return folder
 
 
-def hidden_file(folder: Path, suffix: str) -> None:
-    (folder / f"._x0{suffix}").write_bytes(_APPLE_DOUBLE)
-
-
-def subfolder(folder: Path, suffix: str) -> None:
+def add_oddities(folder: Path, suffix: str = ".jpg") -> Path:
+    """What a Mac writes beside x0, another recording of a Mac, and a folder with an image's suffix."""
+    for name in (f"._x0{suffix}", "._drive.mcap"):
+        (folder / name).write_bytes(b"\0\5\26\7\0\2\0\0Mac OS X        " + bytes(3000))
     (folder / f"sub{suffix}").mkdir()
-
-
-def dangling_link(folder: Path, suffix: str) -> None:
-    (folder / f"lost{suffix}").symlink_to(folder / "nowhere")
-
-
-def damaged_file(folder: Path, suffix: str) -> None:
-    whole = (folder / f"x0{suffix}").read_bytes()
-    (folder / f"torn{suffix}").write_bytes(whole[: len(whole) // 2])
-
-
-#: What is put into a folder -> the name that a command says it has left out.
-ODDITIES: dict[Callable[[Path, str], None], str] = {
-    hidden_file: "", subfolder: "sub", dangling_link: "lost", damaged_file: "torn",
-}  # fmt: skip
+    return folder
 
 
 def test_the_camera_names_what_it_cannot_read_and_publishes_the_rest(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "images", 3)
-    for add in ODDITIES:
-        add(folder, ".jpg")
-    done = multi_dnn("camera", folder, "--rate", "50")
-    assert done.returncode == 0, done.stderr
-    assert "published 3 frames" in done.stdout
-    for word in ODDITIES.values():
-        assert f"{word}.jpg" in done.stderr
-    assert "._x0" not in done.stderr
+    folder = add_oddities(write_images(tmp_path / "images", 3))
+    (folder / "lost.jpg").symlink_to(folder / "nowhere")
+    whole = (folder / "x0.jpg").read_bytes()
+    (folder / "torn.jpg").write_bytes(whole[: len(whole) // 2])
+    write_images(tmp_path / "damaged", 0)
+    (tmp_path / "damaged" / "x0.jpg").touch()
+    done = run_commands({"some": ["camera", folder, "--rate", "50"], "none": ["camera", tmp_path / "damaged"]})
+    assert done["some"].returncode == 0, done["some"].stderr
+    assert "published 3 frames" in done["some"].stdout
+    for word in ("sub", "lost", "torn"):
+        assert f"{word}.jpg" in done["some"].stderr
+    assert "._x0" not in done["some"].stderr
+    assert done["none"].returncode == 1
+    assert "x0.jpg" in done["none"].stderr
 
 
-def test_a_folder_whose_images_are_all_damaged_is_an_error(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "images", 1)
-    (folder / "x0.jpg").write_bytes(b"")
-    done = multi_dnn("camera", folder)
-    assert done.returncode == 1
-    assert "x0.jpg" in done.stderr
-
-
-def test_a_folder_with_hidden_recordings_is_a_folder_of_images(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "images", 1)
-    (folder / "._drive.mcap").write_bytes(_APPLE_DOUBLE)
-    done = multi_dnn("camera", folder)
-    assert done.returncode == 0, done.stderr
-
-
-def write_lanes(folder: Path) -> Path:
-    """Data `lanes`; the folder of the images that are scored."""
-    for number, part in enumerate(("train", "val", "test")):
-        images = write_images(folder / part / "images", 3, first=3 * number)
-        masks = write_images(folder / part / "masks", 3, ".png", first=3 * number)
-        for suffix, place in ((".jpg", images), (".png", masks)):
-            for add in (hidden_file, subfolder):
-                add(place, suffix)
-    return images
-
-
-def test_scoring_takes_neither_hidden_files_nor_folders_for_images(tmp_path: Path) -> None:
-    write_lanes(tmp_path / "lanes")
-    done = multi_dnn("evaluate", "builtin:lane", "--data", f"lanes:{tmp_path / 'lanes'}")
-    assert done.returncode == 0, done.stderr
-    assert "._" not in done.stderr
-    assert "sub.jpg" in done.stderr
-
-
-def test_scoring_names_a_dangling_link_before_the_first_image(tmp_path: Path) -> None:
-    image = write_lanes(tmp_path / "lanes") / "x8.jpg"
+def test_scoring_leaves_out_hidden_files_and_folders_and_names_a_dangling_link(tmp_path: Path) -> None:
+    for name in ("lanes", "linked"):
+        for number, part in enumerate(("train", "val", "test")):
+            for kind, suffix in (("images", ".jpg"), ("masks", ".png")):
+                add_oddities(write_images(tmp_path / name / part / kind, 3, suffix, 3 * number), suffix)
+    image = tmp_path / "linked" / "test" / "images" / "x8.jpg"
     image.unlink()
     image.symlink_to(tmp_path / "nowhere")
-    done = multi_dnn("evaluate", "builtin:lane", "--data", f"lanes:{tmp_path / 'lanes'}")
-    assert done.returncode == 1
-    assert "x8.jpg" in done.stderr
+    done = run_commands({
+        name: ["evaluate", "builtin:lane", "--data", f"lanes:{tmp_path / name}"] for name in ("lanes", "linked")
+    })  # fmt: skip
+    assert done["lanes"].returncode == 0, done["lanes"].stderr
+    assert "._" not in done["lanes"].stderr
+    assert "sub.jpg" in done["lanes"].stderr
+    assert done["linked"].returncode == 1
+    assert "x8.jpg" in done["linked"].stderr
 
 
 def test_the_folder_of_check_images_may_hold_hidden_files_and_folders(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "images", 2)
-    for add in (hidden_file, subfolder):
-        add(folder, ".jpg")
-    parameters = tmp_path / "dnn.yaml"
-    parameters.write_text(
-        f"/**:\n  ros__parameters:\n    dnns: [object]\n    dnn: {{object: {{check_images: {folder}}}}}\n"
-    )
-    drive = write_recording(tmp_path / "drive", 1)
+    folder = add_oddities(write_images(tmp_path / "images", 2))
+    parameters = write_parameters(tmp_path / "dnn.yaml", {"object": {"check_images": str(folder)}})
+    drive = write_folder(tmp_path / "drive", FRAMES[:1])
     done = multi_dnn("replay", drive, tmp_path / "out", "--params-file", parameters)
     assert done.returncode == 0, done.stderr
     assert "._x0" not in done.stderr

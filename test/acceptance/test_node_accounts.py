@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import Camera, DnnOnCamera, Node
-from slow_network import write_slow_network
+from networks import write_slow_network
 
 
 @dataclass

@@ -14,12 +14,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
+from bag_files import TOPIC, read_results, write_folder
 from command import multi_dnn
-from harness import ALL, LATCHED, Camera, Client, Node, Recording, installed, pixels_of, stamp_ns
-from mcap.reader import make_reader
-from rclpy.serialization import deserialize_message, serialize_message
-from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
+from harness import ALL, LATCHED, Camera, Client, Node, installed, pixels_of, stamp_ns
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
@@ -193,22 +190,9 @@ def test_an_object_keeps_its_identity(drive: Drive) -> None:
 
 
 def test_replay_finds_the_same_in_a_recording_of_these_images(drive: Drive, tmp_path: Path) -> None:
-    typestore = get_typestore(Stores.ROS2_JAZZY)
-    with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
-        connection = writer.add_connection("/front/image_raw", "sensor_msgs/msg/Image", typestore=typestore)
-        for image in drive.images:
-            writer.write(connection, stamp_ns(image), serialize_message(image))
-    done = multi_dnn("replay", "drive", "results", "--params-file", drive.parameters, folder=tmp_path)
+    source = write_folder(tmp_path / "drive", [(TOPIC, image) for image in drive.images])
+    done = multi_dnn("replay", source, tmp_path / "results", "--params-file", drive.parameters)
     assert done.returncode == 0, done.stderr
-    replayed: dict[str, Recording] = {}
-    kinds = {"vision_msgs/msg/Detection2DArray": Detection2DArray, "sensor_msgs/msg/PointCloud2": PointCloud2}
-    (file,) = (tmp_path / "results").glob("*.mcap")
-    with file.open("rb") as stream:
-        for schema, channel, message in make_reader(stream).iter_messages():
-            if schema.name in kinds:
-                recording = replayed.setdefault(channel.topic, Recording(channel.topic))
-                recording.messages.append(deserialize_message(message.data, kinds[schema.name]))
+    results = read_results(tmp_path / "results")
     for name in ("lane/points", "object/detections", "pedestrian/detections"):
-        recording = replayed[f"/multi_dnn/front/{name}"]
-        assert len(recording.messages) == FRAMES
-        assert [recording.at(stamp_ns(image)) for image in drive.images] == drive.found[name], name
+        assert [message for _, message in results[f"/multi_dnn/front/{name}"]] == drive.found[name], name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from harness import Client, DnnOnCamera, Node
-from slow_network import write_slow_network
+from networks import write_slow_network
 
 FRAMES = 8
 

@@ -13,14 +13,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from bag_files import read_results
-from command import multi_dnn
+from bag_files import BLOCKS, read_results
+from command import blocks_file, multi_dnn, run_commands, values_of
 from harness import ALL, LIMIT_S, Client, installed, pixels_of
-from networks import LABELS, Block, block_boxes, block_image, write_onnx, write_pt2
-from offline import run_commands, values_of, write_parameters
+from networks import LABELS, block_boxes, block_image, write_onnx, write_pt2
 from sensor_msgs.msg import CompressedImage, Image
 
-BLOCKS = [[Block(n % 4, 3 * n % 4, n % 3), Block((n + 2) % 4, n % 4, (n + 1) % 3, 200)] for n in range(6)]
 PICTURES = [block_image(*blocks) for blocks in BLOCKS]
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -91,8 +89,7 @@ def test_decompose_and_evaluate(folder: Path, tmp_path: Path) -> None:
 def test_evaluate_model_files(folder: Path, tmp_path: Path) -> None:
     """Networks without a fault have a mAP of 1; --params-file scores a DNN as it is configured."""
     options = ["--data", f"coco:{folder / 'coco'}", "--report"]
-    model = {"role": "object", "model": str(folder / "yolo.onnx"), "labels": LABELS}
-    file = write_parameters(tmp_path / "robot.yaml", {"object": model})
+    file = blocks_file(tmp_path)
     files = [folder / "yolo.onnx", folder / "detr.onnx", folder / "network.pt2"]
     done = run_commands({
         "files": ["evaluate", *files, "--labels", *LABELS, *options, tmp_path / "files"],
@@ -119,8 +116,7 @@ def test_retrain_learns(folder: Path, tmp_path: Path) -> None:
 
 
 def test_build_fills_the_caches(folder: Path, own_cache: Path, tmp_path: Path) -> None:
-    model = {"role": "object", "model": str(folder / "yolo.onnx"), "labels": LABELS}
-    file = write_parameters(tmp_path / "robot.yaml", {"object": model})
+    file = blocks_file(tmp_path)
     summary = tmp_path / "summary.json"
     done = multi_dnn("build", file, "--output", summary)
     assert done.returncode == 0, done.stderr

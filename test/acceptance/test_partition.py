@@ -7,15 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command import multi_dnn
+from harness import installed
 
-SCRIPT = shutil.which("multi-dnn", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 UNITS = "cpu:1,cpu"
 
 
@@ -26,16 +26,12 @@ class Means(torch.nn.Module):
         return images.mean((2, 3))
 
 
-def command(*arguments: object) -> list[str]:
-    assert SCRIPT is not None, "multi-dnn is not installed beside this interpreter, nor on PATH"
-    return [sys.executable, SCRIPT, *map(str, arguments)]
-
-
-def multi_dnn(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=280, check=False)
+def partition(*arguments: object, code: int = 0) -> str:
+    """What ``multi-dnn partition`` prints to stderr."""
+    done = multi_dnn("partition", *map(str, arguments), timeout_s=280)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    return done
+    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exported = torch.export.export(Means(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
     torch.export.save(exported, folder / "net.pt2")
     options = ("--units", UNITS, "--tables", folder / "tables", "--repeats", 2)
-    multi_dnn("partition", "profile", folder / "net.pt2", *options, "--max-batch", 6)
+    partition("profile", folder / "net.pt2", *options, "--max-batch", 6)
     for path in tables_of(folder):
         content = json.loads(path.read_text())
         assert [row["batch"] for row in content["rows"]] == [1, 2, 3, 4, 5, 6]
@@ -65,7 +61,7 @@ def tables_of(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("search", ["exact", "greedy"])
 def test_a_batch_is_divided_by_the_tables(search: str, folder: Path, tmp_path: Path) -> None:
     options = ("--tables", folder / "tables", "--search", search, "--report", tmp_path / "plan.json")
-    multi_dnn("partition", "plan", folder / "net.pt2", *options, "--batch", 6)
+    partition("plan", folder / "net.pt2", *options, "--batch", 6)
     report = json.loads((tmp_path / "plan.json").read_text())
     assert report["plan"] == {"images": {"cpu:1": 4, "cpu": 2}, "unit_ms": {"cpu:1": 4, "cpu": 4}, "predicted_ms": 4}
     assert [each["predicted_ms"] for each in report["subsets"]] == [6, 12, 4]
@@ -76,7 +72,7 @@ def test_a_run_writes_all_outputs_in_order_and_times_of_every_subset(folder: Pat
     np.save(tmp_path / "in.npy", images)
     files = ("--input", tmp_path / "in.npy", "--output", tmp_path / "out.npz", "--report", tmp_path / "run.json")
     options = ("--tables", folder / "tables", "--repeats", 2, "--compare")
-    multi_dnn("partition", "run", folder / "net.pt2", *options, *files)
+    partition("run", folder / "net.pt2", *options, *files)
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["output_0"], images.mean((2, 3)), rtol=1e-4)
     report = json.loads((tmp_path / "run.json").read_text())
     assert report["run"]["images"] == {"cpu:1": 4, "cpu": 2}
@@ -86,7 +82,8 @@ def test_a_run_writes_all_outputs_in_order_and_times_of_every_subset(folder: Pat
 
 def test_a_killed_unit_ends_the_run_with_one_line_and_no_files(folder: Path, tmp_path: Path) -> None:
     options = ("--tables", folder / "tables", "--repeats", 10**9, "--batch", 6, "--output", tmp_path / "out.npz")
-    run = subprocess.Popen(command("partition", "run", folder / "net.pt2", *options), stderr=subprocess.PIPE, text=True)
+    words = [*installed("multi-dnn"), "partition", "run", *map(str, (folder / "net.pt2", *options))]
+    run = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     units: list[int] = []
     while len(units) < 2 and run.poll() is None:
         time.sleep(0.05)
@@ -113,10 +110,4 @@ def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
         (1, f"{damaged} is not a table", ("plan", model, *options, "--batch", 4)),
         (1, "13 images exceeds", ("plan", model, "--tables", folder / "tables", "--batch", 13)),
     ):
-        assert said in multi_dnn("partition", *arguments, code=code).stderr
-
-
-def test_replay_and_evaluate_have_no_units(tmp_path: Path) -> None:
-    for arguments in (("replay", tmp_path, tmp_path / "out"), ("evaluate", "builtin:object", "--data", "road")):
-        error = multi_dnn(*arguments, "--units", "cpu:1", code=2).stderr
-        assert "unrecognized arguments: --units cpu:1" in error
+        assert said in partition(*arguments, code=code)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import assert_one_error, multi_dnn
+from command import multi_dnn
 from torch import nn
 
 CPU = ("--device", "cpu", "--backend", "eager")
@@ -110,14 +110,3 @@ def test_layers_of_a_distributed_training_step(tmp_path: Path) -> None:
     total = sum(layer["forward_ms"] + layer["backward_ms"] for layer in layers)
     # Medians of parts and of the whole differ a little.
     assert content["sum_ms"] == pytest.approx(total + content["optimizer_ms"] + content["exposed_ms"], rel=0.5)
-
-
-def test_errors_are_one_line(tmp_path: Path) -> None:
-    assert_one_error(multi_dnn("profile", "layers", "builtin:nothing", *CPU), "builtin:nothing")
-    missing = tmp_path / "none.csv"
-    assert_one_error(multi_dnn("profile", "learn", missing, "--output", tmp_path / "out"), str(missing), "No such file")
-    done = multi_dnn("profile", "layers", "builtin:lane", "--cut", "predicted")
-    assert done.returncode == 2
-    assert "--cut predicted and --predictor must be given together" in done.stderr
-    done = multi_dnn("profile", "training", "builtin:nothing", "--device", "cpu", "--processes", "2")
-    assert_one_error(done, "builtin:nothing")

@@ -1,4 +1,4 @@
-"""``multi-dnn replay`` of recordings that real tools write: which files are read, and what counts as damage."""
+"""``multi-dnn replay`` of recordings in every form in which tools store them: which files are read, what is damage."""
 
 from __future__ import annotations
 
@@ -6,137 +6,108 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command import assert_one_error, multi_dnn
-from mcap.writer import CompressionType, IndexType, Writer
-from rosbags.rosbag2 import StoragePlugin
-from small_recordings import IMAGE, SECOND_NS, TOPIC, TYPES, image, stamps, write_recording
+from bag_files import (
+    DETECTIONS,
+    FRAMES,
+    TOPIC,
+    check_results,
+    read_results,
+    write_folder,
+    write_mcap,
+    write_split,
+)
+from command import assert_one_error, blocks_file, multi_dnn
+from mcap.writer import IndexType
 
-FRAMES = 4
-RESULTS = "/multi_dnn/front/object/detections"
-DEFINITION, _ = TYPES.generate_msgdef(IMAGE, ros_version=2)
+ALL = list(range(len(FRAMES)))
+_LEAN = {"use_statistics": False, "use_summary_offsets": False, "repeat_schemas": False, "repeat_channels": False}
 
-
-def write_mcap(
-    path: Path,
-    *,
-    profile: str = "ros2",
-    others: bool = False,
-    **options: object,
-) -> Path:
-    """An MCAP file as other tools than a ROS 2 recorder write it. others: also channels that are not CDR."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        writer = Writer(file, **options)  # type: ignore[arg-type]
-        writer.start(profile=profile, library="a test")
-        schema = writer.register_schema(IMAGE, "ros2msg", DEFINITION.encode())
-        camera = writer.register_channel(TOPIC, "cdr", schema)
-        if others:
-            proto = writer.register_schema("foxglove.CompressedImage", "protobuf", b"\n\x03abc")
-            status = writer.register_channel("/viewer/image", "protobuf", proto)
-            text = writer.register_schema("Status", "jsonschema", b"{}")
-            plain = writer.register_channel("/status", "json", text)
-            bare = writer.register_channel("/bytes", "", 0)
-            for channel in (status, plain, bare):
-                writer.add_message(channel, 1000 * SECOND_NS, b"{}", 1000 * SECOND_NS)
-        for number in range(FRAMES):
-            stamp_ns = (1000 + number) * SECOND_NS
-            writer.add_message(camera, stamp_ns, image(number), stamp_ns)
-        writer.finish()
-    return path
+pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.timeout(900)]
 
 
-def changed(folder: Path, before: str, after: str) -> None:
-    metadata = folder / "metadata.yaml"
-    text = metadata.read_text()
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return blocks_file(tmp_path_factory.mktemp("model"))
+
+
+def change(folder: Path, before: str, after: str) -> None:
+    """Replace a text of metadata.yaml."""
+    text = (folder / "metadata.yaml").read_text()
     assert before in text
-    metadata.write_text(text.replace(before, after))
+    (folder / "metadata.yaml").write_text(text.replace(before, after))
 
 
-def empty_profile(folder: Path) -> None:
-    write_mcap(folder / "merged.mcap", profile="")  # as `mcap merge` writes it
+def changed(before: str, after: str, storage: str = "mcap") -> Callable[[Path], None]:
+    return lambda folder: change(write_folder(folder, storage=storage), before, after)
 
 
-def other_encodings(folder: Path) -> None:
-    write_mcap(folder / "mixed.mcap", others=True)
-
-
-def without_summary(folder: Path) -> None:
-    write_mcap(
-        folder / "lean.mcap", index_types=IndexType.NONE, use_statistics=False, use_summary_offsets=False,
-        repeat_schemas=False, repeat_channels=False, compression=CompressionType.NONE,
-    )  # fmt: skip
-
-
-def no_storage_identifier(folder: Path) -> None:
-    changed(write_recording(folder, FRAMES), "storage_identifier: mcap", "storage_identifier: ''")
-
-
-def newer_metadata(folder: Path) -> None:
-    changed(write_recording(folder, FRAMES, StoragePlugin.SQLITE3), "version: 9", "version: 12")
-
-
-def edited_qos(folder: Path) -> None:
-    qos = "offered_qos_profiles: [{history: keep_last, depth: 5, reliability: best_effort}]"
-    changed(write_recording(folder, FRAMES), "offered_qos_profiles: []", qos)
-
-
-def misspelt_metadata(folder: Path) -> None:
-    changed(write_recording(folder, FRAMES, StoragePlugin.SQLITE3), "  duration:", "  durations:")
-
-
-def other_topics_in_metadata(folder: Path) -> None:
-    changed(write_recording(folder, FRAMES), f"name: {TOPIC}", "name: /renamed")
+def alone(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copy(write_folder(folder.parent.parent / "db", storage="sqlite3") / "db.db3", folder / "alone.db3")
 
 
 def files_of_a_mac(folder: Path) -> None:
-    write_recording(folder, FRAMES)
+    write_folder(folder)
     for file in [*folder.iterdir()]:
         (folder / f"._{file.name}").write_bytes(b"\0\5\26\7\0\2\0\0Mac OS X        " + bytes(100))
 
 
 def unfinished_original(folder: Path) -> None:
-    """`mcap recover` leaves the recovered file, which the owner lists, beside the original."""
-    write_recording(folder, FRAMES)
-    original = write_mcap(folder / "original.mcap", chunk_size=10_000)
+    """`mcap recover` leaves the recovered file, which metadata.yaml lists, beside the original."""
+    write_folder(folder)
+    original = write_mcap(folder / "original.mcap")
     original.write_bytes(original.read_bytes()[: original.stat().st_size * 3 // 4])
 
 
 def finished_original(folder: Path) -> None:
-    write_recording(folder, FRAMES)
+    write_folder(folder)
     write_mcap(folder / "original.mcap")
 
 
-INTACT: list[Callable[[Path], None]] = [
-    empty_profile, other_encodings, without_summary, no_storage_identifier, newer_metadata, edited_qos,
-    misspelt_metadata, other_topics_in_metadata, files_of_a_mac, unfinished_original, finished_original,
-]  # fmt: skip
+INTACT: dict[str, Callable[[Path], Any]] = {
+    "mcap": write_folder,
+    "alone": alone,
+    "lz4": lambda folder: write_mcap(folder / "lz4.mcap", FRAMES, "lz4", chunk_size=1_000_000),
+    "zstd": lambda folder: write_mcap(folder / "zstd.mcap", FRAMES, "zstd"),
+    "split mcap": lambda folder: write_split(folder, FRAMES, "mcap"),
+    "split sqlite3": lambda folder: write_split(folder, FRAMES, "sqlite3"),
+    "zstd file": lambda folder: write_folder(folder, FRAMES, "sqlite3", "file"),
+    "zstd message": lambda folder: write_folder(folder, FRAMES, "sqlite3", "message"),
+    "empty profile": lambda folder: write_mcap(folder / "merged.mcap", profile=""),  # as `mcap merge` writes it
+    "other encodings": lambda folder: write_mcap(folder / "mixed.mcap", others=True),
+    "without summary": lambda folder: write_mcap(folder / "lean.mcap", index_types=IndexType.NONE, **_LEAN),
+    "no storage identifier": changed("storage_identifier: mcap", "storage_identifier: ''"),
+    "newer metadata": changed("version: 9", "version: 12", "sqlite3"),
+    "edited QoS": changed("offered_qos_profiles: []", "offered_qos_profiles: [{depth: 5, reliability: best_effort}]"),
+    "misspelt metadata": changed("  duration:", "  durations:", "sqlite3"),
+    "other topics in metadata": changed(f"name: {TOPIC}", "name: /renamed"),
+    "files of a Mac": files_of_a_mac,
+    "unfinished original": unfinished_original,
+    "finished original": finished_original,
+}
 
 
-@pytest.fixture(scope="module")
-def parameters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("parameters") / "one_dnn.yaml"
-    file.write_text("/**:\n  ros__parameters:\n    dnns: [object]\n")
-    return file
-
-
-@pytest.mark.timeout(900)
 def test_intact_recordings_are_not_called_damaged_and_no_frame_comes_twice(parameters: Path, tmp_path: Path) -> None:
-    """All of them at once, as --cluster lists what each one is."""
-    for make in INTACT:
-        make(tmp_path / "in" / make.__name__)
-    done = multi_dnn(
-        "replay", tmp_path / "in", tmp_path / "out", "--cluster", "--params-file", parameters, timeout_s=840.0
-    )
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())["recordings"]
-    found = {
-        name: (entry["status"], entry["message"], [*stamps(tmp_path / "out" / name, RESULTS)])
-        for name, entry in manifest.items()
-    }
-    assert found == {name: ("done", "", [*range(FRAMES)]) for name in manifest}
-    assert {name.partition("/")[0] for name in manifest} == {make.__name__ for make in INTACT}
-    assert done.returncode == 0, done.stderr
+    """All of them at once, as --cluster lists what each one is; a damaged one among them stops no other one."""
+    for name, make in INTACT.items():
+        make(tmp_path / "in" / name)
+    cut = write_mcap(tmp_path / "in" / "cut" / "cut.mcap")
+    cut.write_bytes(cut.read_bytes()[:150_000])
+    out = tmp_path / "out"
+    done = multi_dnn("replay", tmp_path / "in", out, "--cluster", "--params-file", parameters, timeout_s=840.0)
+    assert done.returncode == 1, done.stderr
+    manifest = json.loads((out / "manifest.json").read_text())["recordings"]
+    damaged = {name for name, entry in manifest.items() if entry["status"] == "damaged"}
+    assert {name.partition("/")[0] for name in damaged} == {"cut"}
+    intact = manifest.keys() - damaged
+    assert {name.partition("/")[0] for name in intact} == INTACT.keys()
+    for name in intact:
+        assert (manifest[name]["status"], manifest[name]["message"]) == ("done", ""), name
+        check_results(read_results(out / name)[DETECTIONS], ALL)
+        assert (out / f"{name}.log").is_file()
 
 
 def test_files_beside_those_of_metadata_yaml_are_named_in_one_warning(parameters: Path, tmp_path: Path) -> None:
@@ -144,32 +115,31 @@ def test_files_beside_those_of_metadata_yaml_are_named_in_one_warning(parameters
     shutil.copy(tmp_path / "drive" / "original.mcap", tmp_path / "drive" / "older.mcap")
     done = multi_dnn("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
     assert done.returncode == 0, done.stderr
-    assert [*stamps(tmp_path / "out", RESULTS)] == [*range(FRAMES)]
-    warnings = [line for line in done.stderr.splitlines() if "original.mcap" in line]
-    assert len(warnings) == 1
-    assert "older.mcap" in warnings[0]
+    check_results(read_results(tmp_path / "out")[DETECTIONS], ALL)
+    (warning,) = [line for line in done.stderr.splitlines() if "original.mcap" in line]
+    assert "older.mcap" in warning
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["input_damage"] == []
 
 
+def test_the_files_of_a_folder_without_metadata_are_one_recording(parameters: Path, tmp_path: Path) -> None:
+    for number, part in enumerate((FRAMES[:2], FRAMES[2:])):
+        write_mcap(tmp_path / "drive" / f"drive_{number}.mcap", part)
+    done = multi_dnn("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
+    assert done.returncode == 0, done.stderr
+    check_results(read_results(tmp_path / "out")[DETECTIONS], ALL)
+
+
 def test_a_missing_file_of_metadata_yaml_is_damage(parameters: Path, tmp_path: Path) -> None:
-    write_recording(tmp_path / "drive", FRAMES)
-    changed(tmp_path / "drive", "relative_file_paths:", "relative_file_paths:\n  - drive_1.mcap")
+    changed("relative_file_paths:", "relative_file_paths:\n  - drive_1.mcap")(tmp_path / "drive")
     done = multi_dnn("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
     assert done.returncode == 1
     assert "drive_1.mcap" in done.stderr
-    assert [*stamps(tmp_path / "out", RESULTS)] == [*range(FRAMES)]
+    check_results(read_results(tmp_path / "out")[DETECTIONS], ALL)
 
 
 def test_a_topic_that_is_not_cdr_is_named(parameters: Path, tmp_path: Path) -> None:
     write_mcap(tmp_path / "mixed.mcap", others=True)
-    done = multi_dnn(
-        "replay",
-        tmp_path / "mixed.mcap",
-        tmp_path / "out",
-        "--params-file",
-        parameters,
-        "--topic",
-        "front:=/viewer/image",
-    )
+    options = ("--params-file", parameters, "--topic", "front:=/viewer/image")
+    done = multi_dnn("replay", tmp_path / "mixed.mcap", tmp_path / "out", *options)
     assert_one_error(done, "/viewer/image", "foxglove.CompressedImage")
     assert not (tmp_path / "out").exists()

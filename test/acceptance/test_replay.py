@@ -1,106 +1,43 @@
-"""`multi-dnn replay`: every form in which ROS 2 stores a recording, equal results each time, nothing half-written."""
+"""`multi-dnn replay`: equal results each time, its options, and nothing half-written."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from bag_files import (
-    DELAY_NS,
-    FIRST_NS,
-    PERIOD_NS,
-    TOPIC,
-    image_message,
-    read_results,
-    write_folder,
-    write_mcap,
-    write_split,
-)
-from command import multi_dnn
-from harness import LIMIT_S, installed, stamp_ns
-from networks import LABELS, Block, block_boxes, block_image, found_boxes, write_onnx
-from offline import Done, run_commands, values_of, write_parameters
+from bag_files import DETECTIONS, FRAMES, TOPIC, check_results, image_message, read_results, write_folder, write_mcap
+from command import blocks_file, detector, multi_dnn, run_commands, values_of, write_parameters
+from harness import LIMIT_S, installed
+from networks import LABELS
 from sensor_msgs.msg import Image
 
-#: What each frame of the recordings shows.
-BLOCKS = [[Block(n % 4, 3 * n % 4, n % 3), Block((n + 2) % 4, n % 4, (n + 1) % 3, 200)] for n in range(6)]
-FRAMES = [(TOPIC, image_message(block_image(*blocks), number)) for number, blocks in enumerate(BLOCKS)]
-DETECTIONS = "/multi_dnn/front/object/detections"
-#: The same frames as ROS 2 tools store them.
-FORMS = [
-    "mcap", "mcap again", "alone.db3", "lz4.mcap", "zstd.mcap", "split mcap", "split sqlite3",
-    "zstd file", "zstd message", "without metadata",
-]  # fmt: skip
+ALL = list(range(len(FRAMES)))
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
 def parameters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A parameter file with one DNN, `object`, that finds the blocks."""
-    folder: Path = tmp_path_factory.mktemp("model")
-    model = write_onnx("yolo", folder / "yolo.onnx")
-    return write_parameters(folder / "robot.yaml", {"object": detector(model)})
+    return blocks_file(tmp_path_factory.mktemp("model"))
 
 
-def detector(model: Path, **parameters: Any) -> dict[str, Any]:
-    """Parameters `dnn.<dnn>` of a network that finds the blocks."""
-    return {"role": "object", "model": str(model), "labels": LABELS, **parameters}
-
-
-@pytest.fixture(scope="module")
-def replayed(parameters: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, dict[str, Path]]:
-    """What `replay` said of each form of the recording, and where its results are."""
-    folder: Path = tmp_path_factory.mktemp("forms")
-    without = folder / "without_metadata"
-    without.mkdir()
-    write_mcap(without / "drive_0.mcap", FRAMES[:2])
-    write_mcap(without / "drive_1.mcap", FRAMES[2:])
-    sources = {
-        "mcap": write_folder(folder / "mcap", FRAMES),
-        "mcap again": folder / "mcap",
-        "alone.db3": shutil.copy(write_folder(folder / "db", FRAMES, "sqlite3") / "db.db3", folder / "alone.db3"),
-        "lz4.mcap": write_mcap(folder / "lz4.mcap", FRAMES, "lz4", chunk=1_000_000),
-        "zstd.mcap": write_mcap(folder / "zstd.mcap", FRAMES, "zstd"),
-        "split mcap": write_split(folder / "split_mcap", FRAMES, "mcap"),
-        "split sqlite3": write_split(folder / "split_sqlite3", FRAMES, "sqlite3"),
-        "zstd file": write_folder(folder / "zstd_file", FRAMES, "sqlite3", "file"),
-        "zstd message": write_folder(folder / "zstd_message", FRAMES, "sqlite3", "message"),
-        "without metadata": without,
-    }
-    assert list(sources) == FORMS
-    outputs = {form: folder / f"results {form}" for form in FORMS}
-    commands = {form: ["replay", sources[form], outputs[form], "--params-file", parameters] for form in FORMS}
-    return run_commands(commands), outputs
-
-
-def check_results(results: list[tuple[int, Any]], numbers: list[int]) -> None:
-    """One result for each frame of these numbers, in order, with its stamp, recording time and boxes."""
-    assert [time for time, _ in results] == [FIRST_NS + number * PERIOD_NS + DELAY_NS for number in numbers]
-    for (_, message), number in zip(results, numbers, strict=True):
-        assert (stamp_ns(message), message.header.frame_id) == (FIRST_NS + number * PERIOD_NS, "camera")
-        assert found_boxes(message) == block_boxes(*BLOCKS[number])
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_frame_of_every_form_is_answered(form: str, replayed: tuple[Done, dict[str, Path]]) -> None:
-    done, outputs = replayed
-    assert done[form].returncode == 0, done[form].stderr
-    results = read_results(outputs[form])
-    check_results(results[DETECTIONS], list(range(len(FRAMES))))
+def test_two_replays_write_the_same_bytes(parameters: Path, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "in")
+    outputs = {name: tmp_path / name for name in ("first", "second")}
+    done = run_commands({name: ["replay", source, out, "--params-file", parameters] for name, out in outputs.items()})
+    assert [one.returncode for one in done.values()] == [0, 0]
+    results = read_results(outputs["first"])
+    check_results(results[DETECTIONS], ALL)
     ((_, names),) = results["/multi_dnn/object/label_info"]
     assert [entry.class_name for entry in names.class_map] == LABELS
-    assert values_of(json.loads((outputs[form] / "summary.json").read_text()), "published") == [len(FRAMES)]
-    if form == "mcap again":
-        for file in outputs[form].iterdir():
-            assert file.read_bytes() == (outputs["mcap"] / file.name).read_bytes(), file.name
+    assert values_of(json.loads((outputs["first"] / "summary.json").read_text()), "published") == [len(FRAMES)]
+    for file in outputs["second"].iterdir():
+        assert file.read_bytes() == (outputs["first"] / file.name).read_bytes(), file.name
 
 
 def test_other_topics_names_and_formats(parameters: Path, tmp_path: Path) -> None:
@@ -114,7 +51,7 @@ def test_other_topics_names_and_formats(parameters: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert len(list(output.glob("*.db3"))) == 1
     results = read_results(output)
-    check_results(results["/robot/dnns/front/object/detections"], list(range(len(FRAMES))))
+    check_results(results["/robot/dnns/front/object/detections"], ALL)
     assert [message for _, message in results["/color"]] == [message for _, message in FRAMES]
     drawn = [cv2.imread(str(file)) for file in sorted(pictures.iterdir())]
     assert len(drawn) == len(FRAMES)
@@ -212,19 +149,3 @@ def test_a_replay_that_is_ended_leaves_nothing(number: signal.Signals, parameter
     assert process.returncode != 0
     assert "Traceback" not in errors
     assert not list(place.iterdir())
-
-
-def test_many_recordings(parameters: Path, tmp_path: Path) -> None:
-    """--cluster: a damaged recording stops no other one."""
-    pytest.importorskip("ray")
-    drives, results = tmp_path / "drives", tmp_path / "results"
-    drives.mkdir()
-    whole = write_mcap(drives / "whole.mcap", FRAMES)
-    (drives / "cut.mcap").write_bytes(whole.read_bytes()[:150_000])
-    done = multi_dnn("replay", drives, results, "--cluster", "--params-file", parameters)
-    assert done.returncode == 1, done.stderr
-    manifest = json.loads((results / "manifest.json").read_text())["recordings"]
-    assert "done" in manifest["whole"].values()
-    assert "damaged" in manifest["cut"].values()
-    check_results(read_results(results / "whole")[DETECTIONS], list(range(len(FRAMES))))
-    assert (results / "whole.log").is_file()

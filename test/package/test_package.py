@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: rosdep keys of what setup.py requires; None: rosdep does not bring it, pip does (README, installation).
 ROSDEP = {
+    "filelock": "python3-filelock",
     "numpy": "python3-numpy",
     "opencv-python-headless": "python3-opencv",
     "packaging": "python3-packaging",
@@ -24,6 +25,7 @@ ROSDEP = {
     "PyYAML": "python3-yaml",
     "setuptools": "python3-setuptools",
     "tqdm": "python3-tqdm",
+    "lap": None,
     "mcap": None,
     "onnx": None,
     "onnxruntime": None,
