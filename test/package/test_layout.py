@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "partition": {"common", "graph", "models", "backends", "planning", "pipeline"},
     "fleet": {"common", "settings", "models", "training"},
     "ros": {"common", "settings", "vision", "engine", "serving"},
-    "replay": {"common", "settings", "vision", "decoders", "engine", "pipeline", "ros"},
+    "replay": {"common", "settings", "vision", "engine", "pipeline", "ros"},
     "camera": {"common", "vision", "training", "ros"},
     "demo": {"common", "settings", "vision", "models", "engine", "compression", "training", "ros", "camera", "replay"},
     "benchmark": {"*"},

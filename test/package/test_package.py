@@ -19,11 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ROSDEP = {
     "numpy": "python3-numpy",
     "opencv-python-headless": "python3-opencv",
+    "filelock": "python3-filelock",
     "packaging": "python3-packaging",
     "psutil": "python3-psutil",
     "PyYAML": "python3-yaml",
     "setuptools": "python3-setuptools",
     "tqdm": "python3-tqdm",
+    "lap": None,
     "mcap": None,
     "onnx": None,
     "onnxruntime": None,
