@@ -20,6 +20,7 @@ def specifications() -> dict[str, str]:
         for node in tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 function, (target, *_) = node.value.func, node.targets
+                function = function.value if isinstance(function, ast.Attribute) else function  # DecoderSpec.of(...)
                 if isinstance(function, ast.Name) and function.id in CLASSES and isinstance(target, ast.Name):
                     found[f"{module}:{target.id}"] = function.id
     return found

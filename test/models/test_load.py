@@ -93,7 +93,7 @@ def test_errors_of_an_exported_program(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.Flatten(2), nn.Sigmoid())
     file = tmp_path / "object.pt2"
     torch.export.save(torch.export.export(network.eval(), (torch.zeros(1, 3, 192, 256),)), file)
-    with pytest.raises(ModelError, match=r"shape \(1, 6, 3072\), but decoder yolo with 1 classes"):
+    with pytest.raises(ModelError, match=r"\(1, 6, 3072\), but decoder yolo"):
         load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car"]))
     recognized = load_dnn("copy", config(model=str(file), labels=["car", "truck"]))
     assert recognized.decoder.name == "yolo"  # by the shape of its output
@@ -226,5 +226,5 @@ def test_outputs_that_do_not_fit_the_decoder_are_an_error_when_loading(tmp_path:
     program = torch.export.export(nn.Flatten(), (torch.zeros(1, 3, 8, 8),))
     file = tmp_path / "flat.pt2"
     torch.export.save(program, file)
-    with pytest.raises(ModelError, match=r"flat\.pt2: output of shape \(1, 192\), but decoder yolo"):
+    with pytest.raises(ModelError, match=r"flat\.pt2: outputs of shapes \(1, 192\), but decoder yolo"):
         load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))

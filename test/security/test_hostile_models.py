@@ -170,7 +170,7 @@ def test_onnx_data_outside_the_model_s_folder_is_not_read(tmp_path: Path) -> Non
         path = onnx_file(folder / "m.onnx", weight=external(location, length))
         with pytest.raises(ModelError, match=r"m\.onnx: cannot be read as ONNX: "):
             load(path)
-    with pytest.raises(ModelError, match=r"m\.onnx: output of shape"):  # read, but not the output of a detector
+    with pytest.raises(ModelError, match=r"m\.onnx: outputs of shapes"):  # read, but not the output of a detector
         load(onnx_file(folder / "m.onnx", weight=external("own.bin")))
 
 
