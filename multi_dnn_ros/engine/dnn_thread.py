@@ -7,25 +7,43 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-import torch
-
-from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
-from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.job import DropCause, Inference, Item, Job
-from multi_dnn_ros.engine.observer import NullObserver, Observer
-from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.inference import DropCause, Inference, Item
+from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.results import await_outputs, make_result
-from multi_dnn_ros.engine.runner import Runner
-from multi_dnn_ros.engine.specializer import Specializer
 from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
 
 log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """How inferences run on a device. All methods are called in the threads of the DNNs, and must not raise.
+
+    ahead: inferences of a DNN that may have been started before the oldest of them is finished. If it is 1, `start`
+    returns at the end of the inference.
+    """
+
+    ahead: int
+
+    def enter_thread(self) -> None:
+        """Called once by each DNN's thread."""
+
+    def start(self, inference: Inference) -> None:
+        """Start the inference. An error is left in its `drop_cause`."""
+
+    def wait(self, inference: Inference) -> None:
+        """Wait for the end of a started inference; its outputs are then in `rows`. An error is left in `drop_cause`."""
+
+    def specialize(self, inference: Inference) -> None:
+        """Optimize preprocessing for the image sizes of a finished inference."""
+
+    def forget(self, dnn: str) -> None:
+        """The thread of a DNN ends with an error."""
 
 
 class DnnThread(threading.Thread):
@@ -34,25 +52,22 @@ class DnnThread(threading.Thread):
     One lock guards all shared state. Callbacks and decoding run without the lock, so a slow receiver delays this DNN
     only.
 
-    runner: used to run an inference directly, see :meth:`Runner.try_run`; None: workers run all jobs.
-    observer: its methods are called when the outputs have arrived, and before and after decoding.
+    observer: its methods are called before and after decoding.
     """
 
     def __init__(
         self,
         task: DnnTask,
-        queue: JobQueue,
+        runner: Runner,
         limits: FailureLimits,
         callbacks: Callbacks,
         clock: Callable[[], int],
-        runner: Runner | None = None,
-        observer: Observer | None = None,
+        observer: Observer,
     ) -> None:
         super().__init__(name=f"dnn-{task.name}", daemon=True)
         self.task = task
-        self._queue = queue
         self._runner = runner
-        self._observer = observer or NullObserver()
+        self._observer = observer
         self._callbacks = callbacks
         self._clock = clock
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
@@ -61,14 +76,7 @@ class DnnThread(threading.Thread):
         self._idle_or_room = threading.Condition(self._lock)
         self._frames = DnnFrames(task.name, task.cameras, limits, clock)
         self._batch_delay = BatchDelay(task.max_batch, task.batch_delay_ns, clock)
-        self._running = 0  # inferences queued or running
-        self._finished: deque[Inference] = deque()
-        self._events = EventPool()
-        self._host_copies = HostCopies()
-        # `ready` and `stream` of the previous inference
-        self._ready: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
-        self._specializer = Specializer(queue)
+        self._in_flight: deque[Inference] = deque()  # used by this thread only
         self._closed = False
 
     # -- called from other threads
@@ -79,12 +87,6 @@ class DnnThread(threading.Thread):
             drop = self._put_frame(frame)
         if drop is not None:
             self._report([drop])
-
-    def refuse(self, frame: Frame, cause: DropCause) -> None:
-        """Drop a frame that was not offered."""
-        with self._lock:
-            drops, failure = self._frames.refuse(frame, cause)
-        self._report(drops, failure)
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's mailbox is empty, then offer the frame. False on timeout."""
@@ -111,15 +113,6 @@ class DnnThread(threading.Thread):
             if max_age_ns is not None:
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
-    def done(self, inference: Inference) -> None:
-        """Receive an inference whose last job has run or that is dropped; no queue or worker refers to it any more."""
-        with self._lock:
-            self._running -= 1
-            self._ready, self._stream = inference.ready, inference.stream
-            if self._frames.is_in_progress(inference.items[0]):  # either all of its items are, or none
-                self._finished.append(inference)
-            self._wake.notify()
-
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress. False on timeout."""
         frames = self._frames
@@ -140,15 +133,9 @@ class DnnThread(threading.Thread):
         """Drop the frames in progress; later results for them are ignored."""
         with self._lock:
             drops = self._frames.drop_in_progress(DropReason.SHUTDOWN, "still running after the engine's stop timeout")
-            self._finished.clear()
             self._wake.notify()
             self._idle_or_room.notify_all()
         self._report(drops)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a frame waits for the end of the current inference. Read without the lock: may be out of date."""
-        return self._frames.waiting > 0
 
     def statistics(self) -> tuple[dict[str, DnnCameraStatistics], str | None]:
         """Statistics per camera, and the reason if the DNN is disabled."""
@@ -173,55 +160,43 @@ class DnnThread(threading.Thread):
 
     def _fail(self, message: str) -> None:
         """Disable the DNN, and drop the frames that are waiting or in progress."""
+        self._runner.forget(self.task.name)
         with self._lock:
             drops, failure = self._frames.thread_ended(message)
-            self._finished.clear()
             self._idle_or_room.notify_all()
         self._report(drops, failure)
 
     def _serve(self) -> None:
-        if self._runner is not None:
-            self._runner.enter_device()
+        self._runner.enter_thread()
         while True:
             with self._lock:
-                while not (starts := self._can_start()) and not self._finished:
-                    if not self._running:
-                        self._record_results()
+                while not (starts := self._can_start()) and not self._in_flight:
+                    self._record_results()
                     if self._is_finished():
-                        break
+                        return
                     self._wake.wait(self._batch_delay.remaining_s())
-                finished = self._finished.popleft() if self._finished else None
-                inference, too_old = self._start_inference() if starts else (None, [])
-                if finished is None and inference is None and not too_old:
-                    return
-            # Start the next frames first: the device then works while these results are decoded.
-            if inference is not None:
-                self._enqueue(inference, may_launch=finished is None)
-            self._report(too_old)
-            if finished is not None:
-                self._finish(finished)
-                if not self._closed:
-                    self._specializer.specialize(self.task, finished)
-            # Drop the references, so that the frames' memory is freed while this thread waits.
-            finished = inference = None
-            too_old = []
+            if starts:
+                self._start()
+            if (self._in_flight and len(self._in_flight) == self._runner.ahead) or not starts:
+                self._finish(self._in_flight.popleft())
 
-    def _enqueue(self, inference: Inference, *, may_launch: bool) -> None:
-        """Queue the first job. With a runner, run what can be run directly, and queue the rest.
-
-        may_launch: whether this thread may run jobs, because no finished inference is waiting for it.
-        """
-        job = Job(inference, 0)
-        rest = self._runner.try_run(job) if self._runner is not None and may_launch else job
-        if rest is not None and not self._queue.put(rest):
-            inference.drop_cause = (DropReason.SHUTDOWN, "the engine stopped before the frame's next job")
-            self.done(inference)
+    def _start(self) -> None:
+        """Start an inference of the waiting frames."""
+        with self._lock:
+            inference, too_old = self._take()
+        self._report(too_old)
+        if inference is not None:
+            self._runner.start(inference)
+            self._in_flight.append(inference)
 
     def _can_start(self) -> bool:
-        if not self._frames.waiting or self._running:
+        waiting = self._frames.waiting
+        if not waiting or len(self._in_flight) >= self._runner.ahead:
             self._batch_delay.reset()
             return False
-        return self._closed or self._batch_delay.should_start(self._frames.waiting)
+        if self._in_flight:  # the device works: a batch that is not full can still grow
+            return waiting >= self.task.max_batch
+        return self._closed or self._batch_delay.should_start(waiting)
 
     def _is_finished(self) -> bool:
         return self._closed and not self._frames.in_progress and not self._frames.waiting
@@ -233,7 +208,7 @@ class DnnThread(threading.Thread):
             self._wake.notify()
         return drop
 
-    def _start_inference(self) -> tuple[Inference | None, list[Drop]]:
+    def _take(self) -> tuple[Inference | None, list[Drop]]:
         """Returns the next inference, and the drops of the frames that exceeded the maximum age.
 
         The inference is None if all waiting frames were too old.
@@ -242,29 +217,19 @@ class DnnThread(threading.Thread):
         items, too_old = self._frames.take(task, now)
         self._batch_delay.reset()
         self._idle_or_room.notify_all()  # submit() may wait for an empty mailbox
-        if not items:
-            return None, too_old
-        self._running += 1
-        inference = Inference(
-            task,
-            tuple(items),
-            task.priority,
-            task.deadline_ns,
-            now,
-            self.done,
-            ready=self._ready,
-            stream=self._stream,
-            events=self._events,
-            host_copies=self._host_copies,
-        )
-        return inference, too_old
+        return Inference(task, tuple(items), task.priority, task.deadline_ns, now) if items else None, too_old
 
     def _finish(self, inference: Inference) -> None:
-        """Decode and publish the outputs, or record the drops."""
+        """Wait for the outputs, and decode and publish them, or record the drops."""
         with self._lock:
             self._record_results()
         begin = self._clock()
-        await_outputs(inference, self._observer)
+        self._runner.wait(inference)
+        if self._runner.ahead > 1:  # the device then works while these results are decoded
+            with self._lock:
+                starts = self._can_start()
+            if starts:
+                self._start()
         row = 0
         for item in inference.items:
             if item.drop_cause is not None:
@@ -274,14 +239,16 @@ class DnnThread(threading.Thread):
                     begin = self._clock()
                 self._publish(inference, item, row, begin)
                 row += 1
-        inference.carried = ()
+        inference.rows = []
         if inference.drop_cause is not None:
             rest = [item for item in inference.items if item.drop_cause is None]
             self._record_drops(rest, inference.drop_cause)
+        if not self._closed:
+            self._runner.specialize(inference)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         self._observer.began(self.task.name)
-        result = make_result(inference, item, row, begin_ns, self._clock)
+        result = inference.decode(item, row, begin_ns, self._clock)
         self._observer.ended(self.task.name)
         if not self._frames.is_in_progress(item):  # dropped by abandon(); checked again under the lock when recording
             return

@@ -124,7 +124,7 @@ def choose_backend(
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
     calibration: Callable[[], Sequence[Tensors]] | None = None,
-    single_launch: bool = True,
+    single_launch: bool = False,
     branches: str = "1",
     merge_siblings: str = "never",
     providers: Sequence[str] = (),

@@ -55,7 +55,6 @@ class ServedEngine:
             device=pipeline.device,
             max_failures=config.max_failures,
             aging_ns=ms_to_ns(config.aging_ms),
-            max_launched=config.max_launched or None,
             observer=observer or NullObserver(),
         )
         self._engine.start()

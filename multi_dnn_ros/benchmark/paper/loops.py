@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.captured_network import as_network
+from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
@@ -230,22 +232,33 @@ class _FrameOnDevice(Frame):
         return _NOTHING
 
 
-def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: Partition) -> DnnTask:
-    """A DNN whose input is already on the device, as in all other conditions. Its camera has the DNN's name."""
-    return DnnTask(
-        name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0,
-        single_launch=single_launches({1: chain}),
+def make_task(
+    name: str, chains: Mapping[int, Sequence[Stage]], inputs: Tensors, partition: Partition, gate: Gate | None
+) -> DnnTask:
+    """A DNN whose input is already on the device, as in all other conditions. Its camera has the DNN's name.
+
+    chains: stages by batch size, 1 included. gate: that of its networks on a GPU.
+    """
+    task = DnnTask(
+        name, (name,), lambda image: inputs, (), lambda outputs, size: None, sms=partition.sms or 0, gate=gate
+    )
+    if partition.device.type == "cuda":
+        return replace(task, networks={size: as_network(chain, size, no_outputs) for size, chain in chains.items()})
+    return replace(
+        task, stages=tuple(chains[1]), batches={size: tuple(chain) for size, chain in chains.items() if size > 1},
+        single_launch=single_launches(chains),
     )  # fmt: skip
 
 
+def no_outputs(outputs: Tensors) -> Tensors:
+    """No output is copied to the host, as in the other conditions."""
+    return ()
+
+
 def make_batched_task(
-    name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, partition: Partition
-) -> DnnTask:
+    name: str, cameras: Sequence[str], chains: Mapping[int, Sequence[Stage]], inputs: Tensors, partition: Partition,
+    gate: Gate | None,
+) -> DnnTask:  # fmt: skip
     """A DNN that batches several cameras. chains: stages by batch size, 1 included."""
-    return replace(
-        make_task(name, chains[1], inputs, partition),
-        cameras=tuple(cameras),
-        batches={size: chain for size, chain in chains.items() if size > 1},
-        batch_delay_ns=_BATCH_DELAY_NS,
-        single_launch=single_launches(chains),
-    )
+    task = make_task(name, chains, inputs, partition, gate)
+    return replace(task, cameras=tuple(cameras), batch_delay_ns=_BATCH_DELAY_NS)

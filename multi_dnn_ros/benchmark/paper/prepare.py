@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import (
@@ -21,6 +22,7 @@ from multi_dnn_ros.benchmark.paper.loops import (
     SharedQueueLoop,
     make_batched_task,
     make_task,
+    no_outputs,
 )
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
@@ -111,17 +113,26 @@ def _make_chains(
 def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[DnnTask]:
     """One DNN per camera, or one DNN per network for all cameras."""
     names = [f"dnn{number}" for number in range(len(work.networks))]
-    if not work.condition.batched:
-        return [make_task(*each, partition) for each in zip(names, *_make_chains(work, built, partition), strict=True)]
     tasks = []
+    if not work.condition.batched:
+        for each in built:
+            for _ in range(each.count):
+                shared = _shared(partition)
+                with partition.own_stream():
+                    chain = _prepared(work, each, partition.device, shared)
+                    inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
+                    partition.synchronize()
+                tasks.append(make_task(names.pop(0), {1: chain}, inputs, partition, shared.gate))
+        return tasks
     for each in built:
         cameras, names = names[: each.count], names[each.count :]
         backend, tolerance = _backend(work, partition.device)
+        shared = _shared(partition)
         with partition.own_stream():
-            ready = prepare_batches(backend, each.chains, each.inputs, partition.device, tolerance)
+            ready = prepare_batches(backend, each.chains, each.inputs, partition.device, tolerance, shared)
             inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
             partition.synchronize()
-        tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs, partition))
+        tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs, partition, shared.gate))
     return tasks
 
 
@@ -144,19 +155,24 @@ def _build(network: Network, work: Work) -> Built:
     return Built(network, count, module, (image,), chains)
 
 
-def _prepared(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
-    """One DNN with its own weights, prepared by the condition's backend."""
-    backend, _ = _backend(work, device)
-    return backend.prepare(copy.deepcopy(built.chains[1]), built.inputs, device)
+def _shared(partition: Partition) -> Shared:
+    """For one DNN of the engine."""
+    return Shared(gate=Gate(), reduce=no_outputs) if partition.device.type == "cuda" else Shared()
 
 
-def _backend(work: Work, device: torch.device) -> tuple[Backend, float]:
+def _prepared(work: Work, built: Built, device: torch.device, shared: Shared | None = None) -> tuple[Stage, ...]:
+    """One DNN with its own weights, prepared by the condition's backend. shared: of a DNN of the engine."""
+    backend, _ = _backend(work, device, single_launch=shared is not None)
+    return backend.prepare(copy.deepcopy(built.chains[1]), built.inputs, device, shared)
+
+
+def _backend(work: Work, device: torch.device, *, single_launch: bool = True) -> tuple[Backend, float]:
     """The condition's backend, and the tolerance of its precision."""
     execution = work.condition.execution
     # fp32 follows the process's TF32 setting, as in the conditions without a backend.
     precision = precision_of(work.condition, device)
     name = "auto" if precision == "fp32" or execution == "eager" else precision
-    return choose_backend(execution, device, name), PRECISIONS[name].tolerance(device)
+    return choose_backend(execution, device, name, single_launch=single_launch), PRECISIONS[name].tolerance(device)
 
 
 def _one_dnn(work: Work, built: Built, partition: Partition) -> Loop:
