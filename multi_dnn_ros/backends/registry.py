@@ -30,8 +30,8 @@ class BackendRequest:
     the DNN's inputs for images of its camera; always given with int8. single_launch: on a CPU, whether to prepare all
     stages as one call, too (see static_stages.single_launches); on a GPU, whether to capture them as one graph.
     branches: the parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on
-    this device. providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works,
-    instead of running another backend.
+    this device. providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of
+    `providers` works, instead of running another backend.
     """
 
     device: torch.device

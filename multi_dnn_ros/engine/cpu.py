@@ -27,9 +27,6 @@ class CpuRunner:
     workers: number of jobs that run at the same time. tasks: returns all tasks with their current settings.
     """
 
-    #: Inferences of a DNN that may have been started before the oldest of them is finished.
-    ahead = 1
-
     def __init__(
         self,
         workers: int,
@@ -45,10 +42,7 @@ class CpuRunner:
         self._observer = observer
         self._slots = Slots(workers, policy, clock)
 
-    def enter_thread(self) -> None:
-        """Called once by each DNN's thread."""
-
-    def start(self, inference: Inference) -> None:
+    def run(self, inference: Inference) -> None:
         """Run the inference. An error, or the engine's end, is left in its `drop_cause`."""
         if not self._slots.acquire(inference):
             inference.drop_cause = STOPPED
@@ -59,18 +53,6 @@ class CpuRunner:
         finally:
             if inference.drop_cause is not STOPPED:
                 self._slots.release()
-
-    def wait(self, inference: Inference) -> None:
-        """Nothing is left to wait for."""
-
-    def specialize(self, inference: Inference) -> None:
-        """Has no meaning on a CPU."""
-
-    def update(self) -> None:
-        """Has no meaning on a CPU."""
-
-    def forget(self, dnn: str) -> None:
-        """Has no meaning on a CPU."""
 
     def close(self) -> None:
         """Let the frames that wait for a slot end without a result."""

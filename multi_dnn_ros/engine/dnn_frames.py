@@ -71,11 +71,11 @@ class DnnFrames:
             return None
         return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")
 
-    def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
+    def take(self, task: DnnTask, max_batch: int, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""
         items: list[Item] = []
         too_old: list[Drop] = []
-        while len(items) < task.max_batch and (frame := self._mailboxes.take()) is not None:
+        while len(items) < max_batch and (frame := self._mailboxes.take()) is not None:
             if task.max_age_ns is not None and now_ns - frame.received_ns > task.max_age_ns:
                 too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
             else:

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
@@ -21,52 +20,34 @@ from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
 log = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    """How inferences run on a device. All methods are called in the threads of the DNNs, and must not raise.
-
-    ahead: inferences of a DNN that may have been started before the oldest of them is finished. If it is 1, `start`
-    returns at the end of the inference.
-    """
-
-    ahead: int
-
-    def enter_thread(self) -> None:
-        """Called once by each DNN's thread."""
-
-    def start(self, inference: Inference) -> None:
-        """Start the inference. An error is left in its `drop_cause`."""
-
-    def wait(self, inference: Inference) -> None:
-        """Wait for the end of a started inference; its outputs are then in `rows`. An error is left in `drop_cause`."""
-
-    def specialize(self, inference: Inference) -> None:
-        """Optimize preprocessing for the image sizes of a finished inference."""
-
-    def forget(self, dnn: str) -> None:
-        """The thread of a DNN ends with an error."""
-
-
 class DnnThread(threading.Thread):
     """The DNN model thread of the paper (Kim, Kim, Kim 2022).
 
     One lock guards all shared state. Callbacks and decoding run without the lock, so a slow receiver delays this DNN
     only.
 
-    observer: its methods are called before and after decoding.
+    run: runs an inference to its end, in this thread; an error is left in its `drop_cause`. None: another thread calls
+    `take` and `finished`, and `wake` is called when a frame waits. ahead: inferences that may have been taken and not
+    yet finished. observer: its methods are called before and after decoding.
     """
 
     def __init__(
         self,
         task: DnnTask,
-        runner: Runner,
         limits: FailureLimits,
         callbacks: Callbacks,
         clock: Callable[[], int],
         observer: Observer,
+        *,
+        run: Callable[[Inference], None] | None = None,
+        wake: Callable[[], None] = lambda: None,
+        ahead: int = 1,
     ) -> None:
         super().__init__(name=f"dnn-{task.name}", daemon=True)
         self.task = task
-        self._runner = runner
+        self._run = run
+        self._wake_runner = wake
+        self._ahead = ahead
         self._observer = observer
         self._callbacks = callbacks
         self._clock = clock
@@ -75,8 +56,10 @@ class DnnThread(threading.Thread):
         # Waited on by submit() for an empty mailbox and by wait_idle() for the end of all work.
         self._idle_or_room = threading.Condition(self._lock)
         self._frames = DnnFrames(task.name, task.cameras, limits, clock)
+        self._max_batch = task.max_batch
         self._batch_delay = BatchDelay(task.max_batch, task.batch_delay_ns, clock)
-        self._in_flight: deque[Inference] = deque()  # used by this thread only
+        self._taken = 0  # inferences that are not finished
+        self._finished: deque[Inference] = deque()  # not yet published
         self._closed = False
 
     # -- called from other threads
@@ -100,6 +83,36 @@ class DnnThread(threading.Thread):
         if drop is not None:
             self._report([drop])
         return True
+
+    def take(self) -> Inference | None:
+        """The next inference, of the waiting frames. None if it cannot start now."""
+        if not self._frames.waiting:  # without the lock: this is asked very often
+            return None
+        with self._lock:
+            inference, too_old = self._take() if self._can_start() else (None, [])
+        self._report(too_old)
+        return inference
+
+    def delay_s(self) -> float | None:
+        """Seconds until `take` may return an inference; None: not before another frame arrives or one is finished."""
+        waiting = self._frames.waiting
+        if not waiting or self._taken >= self._ahead or (self._taken and waiting < self._max_batch):
+            return None
+        return self._batch_delay.remaining_s() or 0.0
+
+    def finished(self, inference: Inference) -> None:
+        """Receive an inference that has ended, to decode and publish its outputs."""
+        with self._lock:
+            self._taken -= 1
+            self._finished.append(inference)
+            self._wake.notify()
+
+    def fail(self, message: str) -> None:
+        """Disable the DNN, and drop the frames that are waiting or in progress."""
+        with self._lock:
+            drops, failure = self._frames.thread_ended(message)
+            self._idle_or_room.notify_all()
+        self._report(drops, failure)
 
     def update(self, priority: int | None, deadline_ns: int | None, max_age_ns: int | None) -> None:
         """Change the values that are not None, for inferences that start from now on; 0 means no deadline or no maximum
@@ -156,46 +169,37 @@ class DnnThread(threading.Thread):
                 "(isolation: process)",
                 self.task.name,
             )
-            self._fail(f"{type(error).__name__}: {error}")
-
-    def _fail(self, message: str) -> None:
-        """Disable the DNN, and drop the frames that are waiting or in progress."""
-        self._runner.forget(self.task.name)
-        with self._lock:
-            drops, failure = self._frames.thread_ended(message)
-            self._idle_or_room.notify_all()
-        self._report(drops, failure)
+            self.fail(f"{type(error).__name__}: {error}")
 
     def _serve(self) -> None:
-        self._runner.enter_thread()
+        while (inference := self._next()) is not None:
+            self._publish_all(inference)
+            del inference  # so that the frames' memory is freed while this thread waits
+
+    def _next(self) -> Inference | None:
+        """Wait for an inference that has ended, or run one. None at the end of the engine."""
         while True:
             with self._lock:
-                while not (starts := self._can_start()) and not self._in_flight:
+                while not self._finished and not (starts := self._run is not None and self._can_start()):
                     self._record_results()
                     if self._is_finished():
-                        return
-                    self._wake.wait(self._batch_delay.remaining_s())
-            if starts:
-                self._start()
-            if (self._in_flight and len(self._in_flight) == self._runner.ahead) or not starts:
-                self._finish(self._in_flight.popleft())
-
-    def _start(self) -> None:
-        """Start an inference of the waiting frames."""
-        with self._lock:
-            inference, too_old = self._take()
-        self._report(too_old)
-        if inference is not None:
-            self._runner.start(inference)
-            self._in_flight.append(inference)
+                        return None
+                    self._wake.wait(None if self._run is None else self._batch_delay.remaining_s())
+                if self._finished:
+                    return self._finished.popleft()
+            inference = self.take() if starts else None
+            if inference is not None and self._run is not None:
+                self._run(inference)
+                self._taken -= 1
+                return inference
 
     def _can_start(self) -> bool:
         waiting = self._frames.waiting
-        if not waiting or len(self._in_flight) >= self._runner.ahead:
+        if not waiting or self._taken >= self._ahead:
             self._batch_delay.reset()
             return False
-        if self._in_flight:  # the device works: a batch that is not full can still grow
-            return waiting >= self.task.max_batch
+        if self._taken:  # the device works: a batch that is not full can still grow
+            return waiting >= self._max_batch
         return self._closed or self._batch_delay.should_start(waiting)
 
     def _is_finished(self) -> bool:
@@ -205,7 +209,10 @@ class DnnThread(threading.Thread):
         """Store the frame. Returns the drop of the frame that it replaces, or its own if it is refused."""
         drop = self._frames.put(frame, closed=self._closed)
         if drop is None or drop.frame is not frame:
-            self._wake.notify()
+            if self._run is None:
+                self._wake_runner()
+            else:
+                self._wake.notify()
         return drop
 
     def _take(self) -> tuple[Inference | None, list[Drop]]:
@@ -214,22 +221,19 @@ class DnnThread(threading.Thread):
         The inference is None if all waiting frames were too old.
         """
         now, task = self._clock(), self.task
-        items, too_old = self._frames.take(task, now)
+        items, too_old = self._frames.take(task, self._max_batch, now)
         self._batch_delay.reset()
         self._idle_or_room.notify_all()  # submit() may wait for an empty mailbox
-        return Inference(task, tuple(items), task.priority, task.deadline_ns, now) if items else None, too_old
+        if not items:
+            return None, too_old
+        self._taken += 1
+        return Inference(task, tuple(items), task.priority, task.deadline_ns, now), too_old
 
-    def _finish(self, inference: Inference) -> None:
-        """Wait for the outputs, and decode and publish them, or record the drops."""
+    def _publish_all(self, inference: Inference) -> None:
+        """Decode and publish the outputs, or record the drops."""
         with self._lock:
             self._record_results()
         begin = self._clock()
-        self._runner.wait(inference)
-        if self._runner.ahead > 1:  # the device then works while these results are decoded
-            with self._lock:
-                starts = self._can_start()
-            if starts:
-                self._start()
         row = 0
         for item in inference.items:
             if item.drop_cause is not None:
@@ -243,8 +247,6 @@ class DnnThread(threading.Thread):
         if inference.drop_cause is not None:
             rest = [item for item in inference.items if item.drop_cause is None]
             self._record_drops(rest, inference.drop_cause)
-        if not self._closed:
-            self._runner.specialize(inference)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         self._observer.began(self.task.name)

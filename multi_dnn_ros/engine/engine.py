@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -11,7 +12,7 @@ from multi_dnn_ros.engine.cpu import CpuRunner
 from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.gpu import GpuRunner
+from multi_dnn_ros.engine.gpu import AHEAD, GpuRunner
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.reports import Callbacks, Failure
@@ -63,21 +64,23 @@ class Engine:
         self._started = False
         order = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         observer = observer or NullObserver()
-        self._dnns: dict[str, DnnThread] = {}
-
-        def current_tasks() -> list[DnnTask]:
-            return [dnn.task for dnn in self._dnns.values()] or list(tasks)
-
-        self._runner = (
-            CpuRunner(workers, order, current_tasks, clock, observer)
-            if device.type == "cpu"
-            else GpuRunner(device, order, current_tasks, clock, observer)
-        )
         limits = FailureLimits(max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
-        self._dnns.update(
-            {task.name: DnnThread(task, self._runner, limits, callbacks, clock, observer) for task in tasks}
-        )
+        self._cpu: CpuRunner | None = None
+        self._gpu: GpuRunner | None = None
+        if device.type == "cpu":
+            self._cpu = CpuRunner(workers, order, lambda: [dnn.task for dnn in self._all], clock, observer)
+        self._all = [
+            DnnThread(
+                task, limits, callbacks, clock, observer,
+                run=None if self._cpu is None else self._cpu.run, wake=self._wake,
+                ahead=AHEAD if self._cpu is None else 1,
+            )
+            for task in tasks
+        ]  # fmt: skip
+        if self._cpu is None:
+            self._gpu = GpuRunner(device, order, lambda: self._all, clock, observer)
+        self._dnns = {dnn.task.name: dnn for dnn in self._all}
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._dnns_by_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
@@ -89,7 +92,7 @@ class Engine:
         return tuple(self._dnns_by_camera)
 
     def start(self) -> None:
-        for thread in self._dnns.values():
+        for thread in self._threads():
             thread.start()
         self._started = True
 
@@ -100,9 +103,16 @@ class Engine:
         Its arrival time is `received_ns`, or now if that is 0. dnns: only these DNNs; None: all.
         """
         frame.received_ns = frame.received_ns or self._clock()
-        for dnn in self._dnns_of(frame.camera):
-            if dnns is None or dnn.task.name in dnns:
+        serving = [dnn for dnn in self._dnns_of(frame.camera) if dnns is None or dnn.task.name in dnns]
+
+        def pass_on(frame: Frame) -> None:
+            for dnn in serving:
                 dnn.offer(frame)
+
+        if self._gpu is not None:
+            self._gpu.offer(frame, pass_on)
+        else:
+            pass_on(frame)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
         """As :meth:`offer`, but waits until each DNN's mailbox is empty, so that no frame is replaced.
@@ -122,7 +132,8 @@ class Engine:
     ) -> None:
         """Change a DNN's settings at run time; None keeps a value, 0 means no deadline or no maximum age."""
         self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
-        self._runner.update()
+        if self._gpu is not None:
+            self._gpu.update()
 
     def statistics(self) -> Statistics:
         by_dnn_and_camera, disabled = {}, {}
@@ -152,8 +163,10 @@ class Engine:
         if drain and not self.wait_idle(0.8 * timeout_s):
             for dnn in self._dnns.values():
                 dnn.close(drop_waiting=True)
-        self._runner.close()
-        threads = [thread for thread in self._dnns.values() if thread.ident is not None]
+        runner = self._cpu or self._gpu
+        assert runner is not None
+        runner.close()
+        threads = [thread for thread in self._threads() if thread.ident is not None]
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for dnn in self._dnns.values():
@@ -164,13 +177,20 @@ class Engine:
 
     def running_threads(self) -> list[str]:
         """Names of the running threads; after :meth:`stop`, those that hang."""
-        return [thread.name for thread in self._dnns.values() if thread.is_alive()]
+        return [thread.name for thread in self._threads() if thread.is_alive()]
 
     def failed_threads(self) -> list[str]:
         """Names of threads that an error ended while the engine is running; the log has the traceback."""
         if not self._started:
             return []
-        return [thread.name for thread in self._dnns.values() if thread.ident is not None and not thread.is_alive()]
+        return [thread.name for thread in self._threads() if thread.ident is not None and not thread.is_alive()]
+
+    def _threads(self) -> list[threading.Thread]:
+        return [*self._all, *([] if self._gpu is None else [self._gpu])]
+
+    def _wake(self) -> None:
+        if self._gpu is not None:
+            self._gpu.wake()
 
     def _dnns_of(self, camera: str) -> list[DnnThread]:
         try:

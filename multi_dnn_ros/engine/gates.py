@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import Policy
@@ -67,11 +68,18 @@ class Gates:
             if self._is_preemptive or self._closed_at:
                 self._decide()
 
-    def forget(self, dnn: str) -> None:
-        """The DNN's thread has ended: nothing waits for its frames any more."""
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Context in which all gates are open."""
         with self._lock:
-            self._launched[dnn].clear()
+            before, self._is_preemptive = self._is_preemptive, False
             self._decide()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_preemptive = before
+                self._decide()
 
     def stop(self) -> None:
         """Open all gates, for good."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_fakes import WAIT, Gate, Recorder, frame, task
 from fake_gpu import DEVICE, FakeGpu
+from fake_gpu import Counter as Written
 
 from multi_dnn_ros.engine import Engine
 
@@ -102,13 +103,14 @@ def test_device_failed_is_called_before_ended(device: torch.device, monkeypatch:
     assert observed.events == [("began", "broken"), ("device failed", ILLEGAL), ("ended", "broken")]
 
 
-def test_device_failed_is_called_when_awaiting_outputs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failed_is_called_when_a_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpu(monkeypatch)
 
     def fail(event: Any) -> None:
         raise RuntimeError(ILLEGAL)
 
-    monkeypatch.setattr(torch.cuda.Event, "synchronize", fail)
+    monkeypatch.setattr(torch.cuda.Event, "query", fail)
+    monkeypatch.setattr(Written, "value", 0)  # nothing ends any more
     observed, _ = run(DEVICE, [task("late", jobs=2, on_gpu=True)], [1])
     assert observed.events == [("began", "late"), ("device failed", ILLEGAL), ("ended", "late")]
 

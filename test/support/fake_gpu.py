@@ -35,13 +35,29 @@ class Event:
     def record(self, stream: Stream) -> None:
         self.at = max(stream.until, time.perf_counter())
 
-    def synchronize(self) -> None:
-        time.sleep(max(0.0, self.at - time.perf_counter()))
+    def query(self) -> bool:
+        return self.at <= time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
         if max(self.at, end.at) > time.perf_counter() + _SLACK_S:
             raise RuntimeError("CUDA error: device not ready")  # recorded again by another frame, say
         return (end.at - self.at) * 1e3
+
+
+class Counter:
+    """A number that is written when its stream gets there."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._writes: list[tuple[float, int]] = [(0.0, 0)]
+
+    @property
+    def value(self) -> int:
+        now = time.perf_counter()
+        return max(value for at, value in self._writes if at <= now)
+
+    def write(self, value: int) -> None:
+        self._writes = [*self._writes[-4:], (self._gpu.stream.until, value)]
 
 
 class FakeGpu:
@@ -60,6 +76,16 @@ class FakeGpu:
     def record(self, event: Event) -> None:
         """Record an event on the calling thread's stream, as Enqueue does."""
         event.record(self._current.stream)
+
+    def counter(self) -> Counter:
+        """A counter, as Enqueue makes it."""
+        return Counter(self)
+
+    @property
+    def stream(self) -> Stream:
+        """The calling thread's stream."""
+        found: Stream = self._current.stream
+        return found
 
     def launch(self, seconds: float) -> None:
         """On the calling thread's stream."""

@@ -243,7 +243,9 @@ def make_task(
         name, (name,), lambda image: inputs, (), lambda outputs, size: None, sms=partition.sms or 0, gate=gate
     )
     if partition.device.type == "cuda":
-        return replace(task, networks={size: as_network(chain, size, no_outputs) for size, chain in chains.items()})
+        networks = {size: as_network(chain, size, no_outputs) for size, chain in chains.items()}
+        memory = getattr(networks[1], "inputs", inputs)  # as if preprocessing had written there
+        return replace(task, networks=networks, preprocess=lambda image: memory)
     return replace(
         task, stages=tuple(chains[1]), batches={size: tuple(chain) for size, chain in chains.items() if size > 1},
         single_launch=single_launches(chains),
