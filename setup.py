@@ -24,6 +24,7 @@ setup(
     python_requires=">=3.10",
     # What serving needs; multi_dnn_ros/common/extras.py says which library of an extra is imported where.
     install_requires=[
+        "filelock>=3.6",
         "mcap>=1.2,<2",
         "numpy>=1.21",
         "onnx>=1.15",

@@ -1,6 +1,6 @@
 """Starts the node beside nav2 and robot_localization: their arguments, REP 105 frames, lane points for a costmap.
 
-The node is that of multi_dnn.launch.py. docs/deployment.md has a costmap layer that reads its lane points.
+The node is that of multi_dnn.launch.py. docs/installation.md has a costmap layer that reads its lane points.
 """
 
 from launch import LaunchContext, LaunchDescription

@@ -3,7 +3,8 @@
 Packages from the bottom to the top; each imports only those above it in this list (test/package/test_layout.py)::
 
     common, settings                 errors and files; every parameter
-    vision, graph, models            images and results; traced networks; where DNNs come from
+    vision, decoders                 images and results; raw outputs to results
+    graph, models                    traced networks; where DNNs come from
     backends, engine                 how a stage runs on a device; the online scheduler
     planning, pipeline, serving      layer times; from settings to tasks; engine processes and their supervision
     compression, training, profiling the offline half

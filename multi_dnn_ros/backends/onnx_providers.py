@@ -173,7 +173,7 @@ def missing_provider(device_type: str) -> str:
 
 
 def _installed() -> str:
-    return f"{', '.join(available()) or 'none'} (docs/providers.md)"
+    return f"{', '.join(available()) or 'none'} (docs/devices.md)"
 
 
 def parse(text: str) -> Choice:

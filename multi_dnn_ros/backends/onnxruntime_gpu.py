@@ -1,6 +1,6 @@
 """Stages as sessions of ONNX Runtime on a GPU: images and results stay in its memory, on the DNN's own stream.
 
-Not yet run on a GPU (docs/providers.md). The tests run the same stage with a session of the CPU's provider.
+Not yet run on a GPU (docs/devices.md). The tests run the same stage with a session of the CPU's provider.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
-from multi_dnn_ros.common.extensions import ExtensionError
 
 ALL_PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 
@@ -91,14 +89,8 @@ def _is_names(value: Any) -> bool:
 
 
 def library_version(spec: BackendSpec) -> str:
-    """What `spec.version` returns; empty: PyTorch. Raises ExtensionError if the one of another package fails."""
-    if spec.version is None:
-        return ""
-    with extension_errors(extensions.BACKENDS, spec.name, "version"):
-        version: Any = spec.version()
-    if not isinstance(version, str):
-        raise ExtensionError(returned_text(extensions.BACKENDS, spec.name, "version", version, "a str"))
-    return version
+    """What `spec.version` returns; empty: PyTorch."""
+    return spec.version() if spec.version is not None else ""
 
 
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)

@@ -25,7 +25,7 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
@@ -60,11 +60,10 @@ class CameraPlan:
 def write_messages(folder: Path, plan: CameraPlan, seed: int) -> None:
     """Write serialized image messages of a drive on a generated road, one file each."""
     folder.mkdir(parents=True)
-    camera_format = CameraFormat(plan.topic, plan.name, compressed=not plan.encoding, encoding=plan.encoding or "rgb8")
     drive = SceneGenerator(*plan.size, seed).drive(_IMAGES, 5.0)
     for number in range(_IMAGES):
         pixels = np.ascontiguousarray(drive.frame(number).image)
-        message = image_message(pixels, Header(stamp=Time(), frame_id=plan.name), camera_format)
+        message = image_message(pixels, Header(stamp=Time(), frame_id=plan.name), plan.encoding or "jpeg")
         (folder / f"{number:03d}.cdr").write_bytes(bytes(serialize_message(message)))
 
 

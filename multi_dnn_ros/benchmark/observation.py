@@ -1,22 +1,25 @@
-"""What is observed of a node: results that arrive, and the resources of its processes."""
+"""What is observed of a node: results that arrive, and the resources of its processes and of the computer."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from multi_dnn_ros.ros.board.sensors import Reading, optional_number
+
 _SMAPS = re.compile(r"^(Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
 #: Longest time from the end of the node to the end of its last process.
 _END_S = 5.0
+_NVIDIA_SMI_LIMIT_S = 5.0
 
 
 class Receipts:
@@ -41,11 +44,11 @@ class Receipts:
         """Times of results received in [begin_s, end_s)."""
         return self.at_s[self._range(begin_s, end_s)].tolist()
 
-    def first_after(self, fault_s: float) -> float | None:
-        """Time of the first result whose image was taken after fault_s; None: there is none."""
+    def has_image_after(self, fault_s: float) -> bool:
+        """Whether there is a result whose image was taken after fault_s."""
         begin = bisect_left(self.at_s, fault_s)
         found = zip(self.at_s[begin:], self.latency_ms[begin:], strict=True)
-        return next((at_s for at_s, latency_ms in found if at_s - latency_ms / 1e3 > fault_s), None)
+        return any(at_s - latency_ms / 1e3 > fault_s for at_s, latency_ms in found)
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -59,7 +62,8 @@ class NodeSample:
     """Resources of the node, engine processes included. at_s: monotonic clock. cpu_s: CPU time since the start.
 
     memory_bytes: heap, stacks and shared memory, each shared page once. The pages of mapped files are left out: their
-    share depends on other programs that use the same libraries. gpu_bytes: reserved on GPUs.
+    share depends on other programs that use the same libraries. gpu_bytes: reserved on GPUs. gpu_share: busy share of
+    the GPU, 0 to 1; None: not readable. sensors: of the whole computer.
     """
 
     at_s: float
@@ -68,6 +72,15 @@ class NodeSample:
     files: int
     cpu_s: float = 0.0
     gpu_bytes: int = 0
+    gpu_share: float | None = None
+    sensors: Reading = field(default_factory=Reading)
+
+
+def cpu_cores(samples: list[NodeSample]) -> float:
+    """Average number of busy cores from the first to the last sample; 0.0 for fewer than two."""
+    if len(samples) < 2:
+        return 0.0
+    return (samples[-1].cpu_s - samples[0].cpu_s) / (samples[-1].at_s - samples[0].at_s)
 
 
 class ProcessTree:
@@ -77,8 +90,8 @@ class ProcessTree:
         self._root = psutil.Process(pid)
         self._cpu_s: dict[psutil.Process, float] = {}  # of all processes so far
 
-    def sample(self, gpu_bytes: int = 0) -> NodeSample:
-        """Sample all processes. Raises psutil.NoSuchProcess if the root process has ended."""
+    def sample(self, **others: object) -> NodeSample:
+        """Sample all processes; others: further fields. Raises psutil.NoSuchProcess if the root process has ended."""
         memory = threads = files = processes = 0
         for process in (self._root, *self._root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
@@ -90,7 +103,7 @@ class ProcessTree:
                 processes += 1
         if not processes:
             raise psutil.NoSuchProcess(self._root.pid)
-        return NodeSample(time.monotonic(), memory, threads, files, sum(self._cpu_s.values()), gpu_bytes)
+        return NodeSample(time.monotonic(), memory, threads, files, sum(self._cpu_s.values()), **others)  # type: ignore[arg-type]
 
     def left(self) -> list[str]:
         """After the end of the root process: the processes that still run _END_S later."""
@@ -112,34 +125,19 @@ def _memory_bytes(process: psutil.Process) -> int:
     return sum(found) if found else int(process.memory_full_info().uss)  # before Linux 5.4
 
 
-class ResourceSampler:
-    """Takes samples in a thread, so that the observer's receipt of results is not delayed: the kernel needs over 10 ms
-    to add up the memory of an engine process of 650 MB.
-
-    sample: takes a sample and keeps it; psutil.NoSuchProcess, if the node has just ended, is ignored.
-    """
-
-    def __init__(self, sample: Callable[[], None]) -> None:
-        self._sample = sample
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="samples")
-        self._running: Future[None] | None = None
-        self._next_s = 0.0
-
-    def sample_if_due(self, period_s: float) -> None:
-        """Begin a sample if the last one began at least `period_s` ago and has ended. Raises what `sample` raised."""
-        if self._running is not None:
-            if not self._running.done():
-                return
-            self._running.result()
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + period_s
-            self._running = self._pool.submit(self._take)
-
-    def close(self) -> None:
-        """Wait for the sample in progress. May be called twice."""
-        self._pool.shutdown()
-
-    def _take(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            self._sample()
+def gpu_busy_share(nvidia_smi_id: str, root: Path = Path("/sys")) -> float | None:
+    """Busy share of a GPU, 0 to 1, from nvidia-smi or, on a Jetson, from its driver; None: neither tells it."""
+    for folder in sorted((root / "class/devfreq").glob("*gpu*")):
+        value = optional_number(folder / "device/load")  # thousandths
+        if value is not None and 0.0 <= value <= 1000.0:
+            return value / 1000.0
+    tool = shutil.which("nvidia-smi")
+    if tool is None or not nvidia_smi_id:
+        return None
+    command = [tool, f"--id={nvidia_smi_id}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        return (
+            float(subprocess.run(command, capture_output=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True).stdout) / 100.0
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

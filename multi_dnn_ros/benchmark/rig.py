@@ -8,12 +8,14 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+import psutil
 import rclpy
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray
@@ -21,17 +23,19 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
+from tqdm import tqdm
 
 from multi_dnn_ros.benchmark import cameras as camera_process
 from multi_dnn_ros.benchmark.cameras import CameraPlan, write_messages
-from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_parameters, reported_results, streams_of
-from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts, ResourceSampler
-from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts, gpu_busy_share
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
+from multi_dnn_ros.common.reporting import nvidia_smi_id
+from multi_dnn_ros.ros.board.monitor import BoardMonitor
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.result_kind import ResultKind
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
@@ -43,6 +47,10 @@ _QUEUE_DEPTH = 1000
 #: CDR encapsulation and the header's stamp, the first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
+#: An entry of the value `results` in the node's status: `<dnn> (<kind>)` or `<dnn>/<output> (<kind>)`.
+_RESULT = re.compile(r"(\w+)(/\w+)? \(([^)]+)\)")
+
+Stream = tuple[str, str]  # DNN, camera
 
 
 class ProcessEnded(CommandError):
@@ -56,8 +64,8 @@ class Rig:
     reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
     DNN is left without a camera, or a camera without a DNN. If a DNN has several results, the first is observed.
     `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin`
-    runs. :meth:`spin`, :meth:`until` and :meth:`settle` raise ProcessEnded once a process has ended that this class has
-    neither stopped nor killed.
+    runs. problems: sensors that fail. :meth:`spin`, :meth:`until` and :meth:`settle` raise ProcessEnded once a process
+    has ended that this class has neither stopped nor killed.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
@@ -77,12 +85,16 @@ class Rig:
         self.sample_s = 1.0
         self.node: Child
         self.logs: list[Path] = []  # of all processes that were started
+        self.problems: list[str] = []
         self._seed = seed
         self._stack = ExitStack()
         self._interrupts = Interrupts()
         self._environment: Mapping[str, str] = {}
         self._results: Mapping[str, tuple[str, ResultKind]] = {}  # by DNN, once the node is active
         self._started = 0
+        self._sampling: Future[None] | None = None
+        self._next_sample_s = 0.0
+        self._gpu = ""  # nvidia-smi's name, once the node is active
 
     def __enter__(self) -> Rig:
         self._stack.enter_context(self._interrupts)
@@ -125,14 +137,19 @@ class Rig:
             child = Child("node", ["run", "--params-file", str(parameters)], self._log("node"), self._environment)
             self.node = self._stack.enter_context(child)
         self.processes = ProcessTree(self.node.pid)
-        self._sampler = ResourceSampler(self._sample)
-        self._stack.callback(self._sampler.close)
+        self._monitor = BoardMonitor(self.problems.append, period_s=1.0)
+        self._stack.callback(self._monitor.close)
+        # In a thread: the kernel needs over 10 ms to add up the memory of an engine process of 650 MB.
+        self._sampler = self._stack.enter_context(ThreadPoolExecutor(1, "samples"))
         for plan in self.plans.values():  # the node is being configured meanwhile
             write_messages(self._images / plan.name, plan, self._seed)
         if not self.until(self.serves, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         # Only now: the kind of a result, and with it the topic, may be determined by the model.
         self._results = reported_results(self.value("node", "results") or "")
+        number = (self.value("node", "device") or "").partition("cuda:")[2]
+        if number.isdecimal():
+            self._gpu = nvidia_smi_id(int(number))
         results = [self._listen(*stream) for stream in self.streams]
         self._subscriptions += results
         topics = [subscription.topic_name for subscription in results]
@@ -253,11 +270,10 @@ class Rig:
         return self._observer
 
     def result_topic(self, dnn: str, camera: str) -> tuple[str, str]:
-        """Name and message type of the topic with the results of a stream; of several results, the first one's.
-
-        Before the node is active, according to the parameters; see :func:`first_result`.
+        """Name and message type of the topic with the results of a stream, once the node is active; of several results,
+        the first one's.
         """
-        name, kind = self._results.get(dnn) or first_result(dnn, self.config.dnns[dnn])
+        name, kind = self._results[dnn]
         topic = next((topic for topic in kind.topics if not topic.picture), kind.topics[0])
         return f"{NODE}/{camera}/{name}/{topic.name}", topic.msgtype
 
@@ -270,7 +286,12 @@ class Rig:
 
     def _sample(self) -> None:
         gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)
-        self.samples.append(self.processes.sample(gpu_bytes))
+        with suppress(psutil.NoSuchProcess):  # the node has just ended
+            self.samples.append(
+                self.processes.sample(
+                    gpu_bytes=gpu_bytes, gpu_share=gpu_busy_share(self._gpu), sensors=self._monitor.latest()
+                )
+            )
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)
@@ -279,7 +300,11 @@ class Rig:
                 raise ProcessEnded(
                     f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"
                 )
-        self._sampler.sample_if_due(self.sample_s)
+        if time.monotonic() >= self._next_sample_s and (self._sampling is None or self._sampling.done()):
+            if self._sampling is not None:
+                self._sampling.result()
+            self._next_sample_s = time.monotonic() + self.sample_s
+            self._sampling = self._sampler.submit(self._sample)
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())
@@ -303,3 +328,64 @@ class Rig:
             self.statuses[name] = {**values, "level": level, "message": status.message}
         self.reports += 1
         self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
+
+
+def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
+    """Which DNN serves which of `cameras`, according to `config`.
+
+    Raises UsageError for a DNN without cameras, and for a camera without DNNs that are switched on.
+    """
+    streams = []
+    for name, dnn in config.dnns.items():
+        served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
+        if not served:
+            wanted, present = ", ".join(dnn.cameras), ", ".join(cameras)
+            raise UsageError(f"parameter dnn.{name}.cameras is {wanted}; this run has the cameras {present}")
+        streams += [(name, camera) for camera in served]
+    for camera in cameras:
+        serving = [dnn for dnn, name in streams if name == camera]
+        if not serving:
+            raise UsageError(f"camera {camera} of this run is in none of the parameters dnn.<dnn>.cameras")
+        if not any(config.dnns[dnn].enable for dnn in serving):
+            names = ", ".join(f"dnn.{dnn}.enable" for dnn in serving)
+            raise UsageError(f"camera {camera} of this run has no results: its DNNs are all switched off by {names}")
+    return streams
+
+
+def reported_results(text: str) -> dict[str, tuple[str, ResultKind]]:
+    """Name and kind of each DNN's result, or of the first of several. text: value `results` of the node's status."""
+    found: dict[str, tuple[str, ResultKind]] = {}
+    for dnn, output, kind in _RESULT.findall(text):
+        found.setdefault(dnn, (dnn + output, RESULT_KINDS.get(kind)))
+    return found
+
+
+def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:
+    """Parameters as in a parameter file, without empty lists and mappings, which are defaults anyway: YAML parameter
+    files cannot contain empty lists, and rcl prefixes the names that follow an empty mapping with the mapping's name.
+    """
+    values = config.model_dump()
+    cameras, dnns = values.pop("cameras"), values.pop("dnns")
+    for dnn in dnns.values():
+        outputs = dnn.pop("outputs")
+        dnn |= {"outputs": list(outputs), "output": outputs}
+    values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
+    parameters: Mapping[str, Any] = _without_empty(values)
+    return parameters
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_empty(item) for key, item in value.items() if item not in ([], {})}
+    return value
+
+
+def time_bar(seconds: float, what: str) -> tqdm[Any]:
+    """A bar of `seconds`, on stderr if that is a terminal; see :func:`advance`."""
+    text = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
+    return tqdm(total=seconds, desc=what, bar_format=text, disable=None)
+
+
+def advance(bar: tqdm[Any]) -> Callable[[float], object]:
+    """A function that moves a time bar by some seconds, up to its end: tqdm would forget the total."""
+    return lambda seconds: bar.update(max(0.0, min(seconds, (bar.total or 0.0) - bar.n)))

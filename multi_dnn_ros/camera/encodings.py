@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 RgbArray = npt.NDArray[np.uint8]
+_JPEG_QUALITY = 90
 
 
-class Encoded(NamedTuple):
-    """Fields of a sensor_msgs/Image. step: bytes per row. data: (bytes,) uint8."""
-
-    height: int
-    width: int
-    encoding: str
-    step: int
-    data: RgbArray
-
-
-def encode(rgb: RgbArray, encoding: str) -> Encoded:
-    """Encode an image, (H, W, 3) uint8 RGB, in a ROS encoding.
+def encode(rgb: RgbArray, encoding: str) -> tuple[int, RgbArray]:
+    """Encode an image, (H, W, 3) uint8 RGB, in a ROS encoding: bytes per row, and the data as (bytes,) uint8.
 
     The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width and height.
     Raises ValueError for an unknown encoding, or for a size that the encoding cannot represent.
@@ -31,96 +23,64 @@ def encode(rgb: RgbArray, encoding: str) -> Encoded:
     if encoding not in ENCODERS:
         raise ValueError(f"encoding is '{encoding}'; it must be one of {', '.join(ENCODERS)}")
     height, width = rgb.shape[:2]
-    encoder = ENCODERS[encoding]
-    if encoder.even and (width % 2 or height % 2):
+    if encoding in _EVEN and (width % 2 or height % 2):
         raise ValueError(f"encoding {encoding} needs an even width and height, not {width}x{height}")
-    pixels = np.ascontiguousarray(encoder.encode(rgb))
-    return Encoded(height, width, encoding, pixels.nbytes // len(pixels), pixels.view(np.uint8).reshape(-1))
+    pixels = np.ascontiguousarray(ENCODERS[encoding](rgb))
+    return pixels.nbytes // len(pixels), pixels.view(np.uint8).reshape(-1)
 
 
-_JPEG_QUALITY = 90
-
-
-def compress(rgb: RgbArray, image_format: str) -> npt.NDArray[np.uint8]:
+def compress(rgb: RgbArray, image_format: str) -> RgbArray:
     """Encode an image, (H, W, 3) uint8 RGB, as the bytes of a `jpeg` or `png` file."""
     options = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY] if image_format == "jpeg" else []
-    done, data = cv2.imencode(f".{image_format}", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
-    if not done:
-        raise ValueError(f"an image of {rgb.shape[1]}x{rgb.shape[0]} cannot be written as {image_format}")
+    _, data = cv2.imencode(f".{image_format}", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
     return np.asarray(data, np.uint8).reshape(-1)
 
 
 def resize(rgb: RgbArray, size: tuple[int, int]) -> RgbArray:
     """Stretch an image to `size`, (width, height)."""
-    if (rgb.shape[1], rgb.shape[0]) == size:
-        return rgb
     shrinks = size[0] * size[1] < rgb.shape[0] * rgb.shape[1]
     return np.asarray(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR), np.uint8)
 
 
-def _convert(code: int) -> Callable[[RgbArray], RgbArray]:
-    return lambda rgb: np.asarray(cv2.cvtColor(rgb, code), np.uint8)
-
-
-def _mono16(rgb: RgbArray) -> npt.NDArray[np.uint16]:
+def _mono16(rgb: RgbArray) -> Any:
     # 257 = 65535 / 255: white stays white. The message says little-endian.
     return (cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.uint16) * 257).astype("<u2")
 
 
-def _planes(rgb: RgbArray) -> tuple[RgbArray, RgbArray, RgbArray]:
-    """Return the planes Y (H, W), U and V (H / 2, W / 2)."""
+def _planes(rgb: RgbArray) -> tuple[RgbArray, RgbArray]:
+    """Luma (H, W), and chroma (H / 2, W) with U and V in turn."""
     height, width = rgb.shape[:2]
-    planar = np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2YUV_I420), np.uint8).reshape(-1)
-    luma, chroma = planar[: height * width], planar[height * width :].reshape(2, height // 2, width // 2)
-    return luma.reshape(height, width), chroma[0], chroma[1]
+    planes = np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2YUV_I420), np.uint8).reshape(-1)
+    luma, chroma = np.split(planes, [height * width])
+    return luma.reshape(height, width), chroma.reshape(2, -1).T.reshape(height // 2, width)
 
 
-def _nv12(rgb: RgbArray) -> RgbArray:
-    luma, u, v = _planes(rgb)
-    return np.concatenate([luma, np.stack([u, v], axis=-1).reshape(-1, luma.shape[1])])
+def _packed(rgb: RgbArray, *, luma_first: bool) -> RgbArray:
+    luma, chroma = _planes(rgb)
+    pair = (luma, np.repeat(chroma, 2, axis=0))
+    return np.stack(pair if luma_first else pair[::-1], axis=-1).reshape(len(luma), -1)
 
 
-def _packed_422(luma_first: bool) -> Callable[[RgbArray], RgbArray]:
-    def convert(rgb: RgbArray) -> RgbArray:
-        luma, u, v = _planes(rgb)
-        height, width = luma.shape
-        chroma = np.stack([u, v], axis=-1).reshape(height // 2, width)  # U V U V ...
-        chroma = np.repeat(chroma, 2, axis=0)
-        return np.stack([luma, chroma] if luma_first else [chroma, luma], axis=-1).reshape(height, 2 * width)
-
-    return convert
+def _bayer(rgb: RgbArray, *, pattern: str) -> RgbArray:
+    mosaic = np.empty(rgb.shape[:2], np.uint8)
+    for position, color in enumerate(pattern):  # the 2x2 cell from the top left, row by row
+        row, column = divmod(position, 2)
+        mosaic[row::2, column::2] = rgb[row::2, column::2, "rgb".index(color)]
+    return mosaic
 
 
-def _bayer(pattern: str) -> Callable[[RgbArray], RgbArray]:
-    def convert(rgb: RgbArray) -> RgbArray:
-        mosaic = np.empty(rgb.shape[:2], np.uint8)
-        for position, color in enumerate(pattern):  # the 2x2 cell from the top left, row by row
-            row, column = divmod(position, 2)
-            mosaic[row::2, column::2] = rgb[row::2, column::2, "rgb".index(color)]
-        return mosaic
-
-    return convert
-
-
-class Encoder(NamedTuple):
-    """encode: (H, W, 3) uint8 RGB -> array whose bytes are the message's data; its first dimension are the rows of the
-    data. even: whether the width and the height must be even.
-    """
-
-    encode: Callable[[RgbArray], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]
-    even: bool = False
-
-
-#: By encoding; `--encoding` of the command line has the same names, as a test checks.
-ENCODERS: dict[str, Encoder] = {
-    "rgb8": Encoder(lambda rgb: rgb),
-    "bgr8": Encoder(_convert(cv2.COLOR_RGB2BGR)),
-    "rgba8": Encoder(_convert(cv2.COLOR_RGB2RGBA)),
-    "bgra8": Encoder(_convert(cv2.COLOR_RGB2BGRA)),
-    "mono8": Encoder(_convert(cv2.COLOR_RGB2GRAY)),
-    "mono16": Encoder(_mono16),
-    "yuv422": Encoder(_packed_422(luma_first=False), even=True),  # UYVY
-    "yuv422_yuy2": Encoder(_packed_422(luma_first=True), even=True),
-    "nv12": Encoder(_nv12, even=True),
-    **{f"bayer_{pattern}8": Encoder(_bayer(pattern)) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
+#: (H, W, 3) uint8 RGB -> array whose bytes are the message's data and whose first axis are its rows, by encoding.
+#: `--encoding` of the command line has the same names, as a test checks.
+ENCODERS: dict[str, Callable[[RgbArray], Any]] = {
+    "rgb8": lambda rgb: rgb,
+    "bgr8": lambda rgb: rgb[..., ::-1],
+    "rgba8": lambda rgb: cv2.cvtColor(rgb, cv2.COLOR_RGB2RGBA),
+    "bgra8": lambda rgb: cv2.cvtColor(rgb, cv2.COLOR_RGB2BGRA),
+    "mono8": lambda rgb: cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY),
+    "mono16": _mono16,
+    "yuv422": partial(_packed, luma_first=False),  # UYVY
+    "yuv422_yuy2": partial(_packed, luma_first=True),
+    "nv12": lambda rgb: np.concatenate(_planes(rgb)),
+    **{f"bayer_{pattern}8": partial(_bayer, pattern=pattern) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
 }
+_EVEN = ("yuv422", "yuv422_yuy2", "nv12")

@@ -1,68 +1,67 @@
-"""A camera's topics: images, and ground truth for generated scenes."""
+"""Plays a source on a camera's topics: images and, for generated scenes, their ground truth."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rclpy.duration import Duration
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, qos_profile_sensor_data, qos_profile_system_default
-from rclpy.time import Time
+from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import resize
-from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_labels_message, truth_message
-from multi_dnn_ros.camera.source import SourceError, SourceImage
+from multi_dnn_ros.camera.messages import COMPRESSED, image_message, truth_message
+from multi_dnn_ros.camera.sources import Source, SourceImage
 from multi_dnn_ros.ros.qos import LATCHED
-from multi_dnn_ros.ros.result_messages import LabelInfo
+from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
 
-QOS: dict[str, QoSProfile] = {
-    "sensor_data": qos_profile_sensor_data,
-    "system_default": qos_profile_system_default,
-    "default": QoSProfile(depth=10),
-    "reliable": QoSProfile(depth=10),
-}
+DEFAULT_RATE_HZ = 10.0
+#: Reliable and volatile: compatible with all subscriptions except transient-local ones.
+_QOS = QoSProfile(depth=10)
 _SETTLE_S = 0.5
+#: Interval of checking whether playing has to end.
+_POLL_S = 0.1
 
 
 class CameraPublisher:
-    """Publishes on `format.topic`; optionally ground truth on `<truth_prefix>/detections` and
-    `<truth_prefix>/lane_mask`, with the class names of the detections latched on `<truth_prefix>/label_info`.
+    """Publishes on `topic`; with `truth`, a prefix, ground truth on `<truth>/detections` and `<truth>/lane_mask`, with
+    the class names of the detections latched on `<truth>/label_info`.
 
-    Create it after ``rclpy.init``.
+    encoding: see image_message. size: (width, height) in pixels to which images are stretched; None keeps their size.
+    frame_id: that of the headers. Create it after ``rclpy.init``.
     """
 
     def __init__(
-        self,
-        node: Node,
-        camera_format: CameraFormat,
-        truth_prefix: str | None = None,
+        self, node: Node, topic: str, frame_id: str, encoding: str, size: tuple[int, int] | None, truth: str | None
     ) -> None:
-        self.format = camera_format
-        profile = QOS[camera_format.qos]
-        kind = CompressedImage if camera_format.compressed else Image
-        self._images = node.create_publisher(kind, camera_format.topic, profile)
-        self._truth: tuple[Any, Any] | None = None
-        if truth_prefix is not None:
+        self._clock = node.get_clock()
+        self._frame_id, self._encoding, self._size = frame_id, encoding, size
+        kind = CompressedImage if encoding in COMPRESSED else Image
+        self._images = node.create_publisher(kind, topic, _QOS)
+        self._truth: tuple[Any, ...] = ()
+        if truth is not None:
+            from multi_dnn_ros.training.scenes import LABELS
+
             self._truth = (
-                node.create_publisher(Detection2DArray, f"{truth_prefix}/detections", profile),
-                node.create_publisher(Image, f"{truth_prefix}/lane_mask", profile),
+                node.create_publisher(Detection2DArray, f"{truth}/detections", _QOS),
+                node.create_publisher(Image, f"{truth}/lane_mask", _QOS),
             )
             if LabelInfo is not None:
-                labels = node.create_publisher(LabelInfo, f"{truth_prefix}/label_info", LATCHED)
-                labels.publish(truth_labels_message(Header(stamp=node.get_clock().now().to_msg())))
+                labels = node.create_publisher(LabelInfo, f"{truth}/label_info", LATCHED)
+                labels.publish(label_info_message(LABELS, 1.0, Header(stamp=self._clock.now().to_msg())))
 
     @property
     def topic(self) -> str:
         """Resolved topic of the images."""
         return str(self._images.topic_name)
 
-    def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
+    def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool]) -> None:
         """Wait for `count` subscriptions to the images, and one to each topic of the ground truth.
 
         Does not wait if `count` is 0. Raises TimeoutError, which names the topic without enough subscriptions.
@@ -70,7 +69,7 @@ class CameraPublisher:
         if count == 0:
             return
         deadline = time.monotonic() + timeout_s
-        wanted = [(self._images, count), *((publisher, 1) for publisher in self._truth or ())]
+        wanted = [(self._images, count), *((publisher, 1) for publisher in self._truth)]
         while running():
             missing = [(publisher, need) for publisher, need in wanted if publisher.get_subscription_count() < need]
             if not missing:
@@ -79,30 +78,100 @@ class CameraPublisher:
                 return
             if time.monotonic() > deadline:
                 publisher, need = missing[0]
-                raise TimeoutError(
-                    f"{publisher.get_subscription_count()} of {need} subscribers on {publisher.topic_name} "
-                    f"after {timeout_s:g} s"
-                )
+                found = publisher.get_subscription_count()
+                raise TimeoutError(f"{found} of {need} subscribers on {publisher.topic_name} after {timeout_s:g} s")
             time.sleep(0.02)
 
-    def publish(self, item: SourceImage, stamp_ns: int) -> None:
-        """Publish an image and its ground truth with one stamp."""
-        header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self.format.frame_id)
-        pixels = item.image if self.format.size is None else resize(item.image, self.format.size)
-        message = image_message(pixels, header, self.format)
-        self._images.publish(message)
-        if self._truth is not None:
-            if item.scene is None:
-                raise SourceError("only generated scenes have a ground truth to publish")
+    def publish(self, item: SourceImage) -> None:
+        """Publish an image and its ground truth, stamped with the current time."""
+        header = Header(stamp=self._clock.now().to_msg(), frame_id=self._frame_id)
+        pixels = item.image if self._size is None else resize(item.image, self._size)
+        self._images.publish(image_message(pixels, header, self._encoding))
+        if self._truth:
+            assert item.scene is not None  # the command checks that the source is generated
             detections, lane_mask = self._truth
             detections.publish(truth_message(item.scene, header))
             lane_mask.publish(mono_message(item.scene.lane_mask, "mono8", header))
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until every reliable subscriber has received everything; False on timeout."""
+    def flush(self, timeout_s: float) -> None:
+        """Wait until every reliable subscriber has received everything, at most this long."""
         deadline = time.monotonic() + timeout_s
-        done = True
-        for publisher in (self._images, *(self._truth or ())):
-            left_s = max(0.0, deadline - time.monotonic())
-            done = publisher.wait_for_all_acked(Duration(seconds=left_s)) and done
-        return done
+        for publisher in (self._images, *self._truth):
+            publisher.wait_for_all_acked(Duration(seconds=max(0.0, deadline - time.monotonic())))
+
+
+@dataclass
+class Report:
+    """What was published so far. late: number of images more than a period late."""
+
+    published: int = 0
+    late: int = 0
+    duration_s: float = 0.0
+
+    def __str__(self) -> str:
+        rate_hz = (self.published - 1) / self.duration_s if self.published > 1 and self.duration_s else 0.0
+        late = f", {self.late} of them more than a period late" if self.late else ""
+        return f"published {self.published} frames in {self.duration_s:.1f} s ({rate_hz:.2f} Hz){late}"
+
+
+def play(
+    source: Source,
+    publish: Callable[[SourceImage], object],
+    report: Report,
+    *,
+    rate_hz: float | None = None,
+    count: int | None = None,
+    loop: bool = False,
+    running: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Play a source once, or repeatedly with `loop`; `report` is always current, also after an interruption.
+
+    Images are due relative to the first one, so that delays of single images do not accumulate. A delay of more than a
+    period is not followed by a burst: it shifts the schedule.
+
+    rate_hz: None selects the rate of the source, or 10 if it has none. count: number of images to play. running:
+    playing ends when it returns False. clock: returns monotonic seconds. sleep: pauses for a number of seconds.
+    """
+    period_s = 1.0 / (rate_hz or source.rate_hz or DEFAULT_RATE_HZ)
+    begin_s = start_s = clock()
+    items = _limited(source, rate_hz, clock) if source.live else _repeated(source, loop)
+    for index, item in enumerate(items):
+        if index == 0:
+            begin_s = start_s = clock()
+        elif not source.live:
+            late_s = clock() - (start_s + index * period_s)
+            if late_s > period_s:
+                report.late += 1
+                start_s += late_s
+            while running() and (left_s := start_s + index * period_s - clock()) > 0.0:
+                sleep(min(left_s, _POLL_S))
+        if not running():
+            break
+        publish(item)
+        report.published += 1
+        report.duration_s = clock() - begin_s
+        if index + 1 == count:
+            break
+
+
+def _repeated(source: Source, loop: bool) -> Iterator[SourceImage]:
+    found = True
+    while found:
+        found = False
+        for item in source.items():
+            yield item
+            found = loop
+
+
+def _limited(source: Source, max_hz: float | None, clock: Callable[[], float]) -> Iterator[SourceImage]:
+    """The images of a live source as they arrive, limited to the requested rate."""
+    due_s = clock()
+    for item in source.items():
+        now_s = clock()
+        if max_hz is not None:
+            if now_s < due_s - 0.25 / max_hz:  # tolerate the device's jitter
+                continue
+            due_s = max(due_s + 1.0 / max_hz, now_s)
+        yield item

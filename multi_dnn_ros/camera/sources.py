@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.camera.source import Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file, image_files
 
+if TYPE_CHECKING:
+    from multi_dnn_ros.training.scenes import Scene
+
 _MAX_PIXELS = 1 << 27
+#: Interval in seconds after which a generated drive changes road and weather, and its length if it has no other.
+_SECTION_S = 5.0
+_DRIVE_S = 600.0
+#: Maximum size of the images of a drive that are rendered in advance: 30 s of 1280x720 at 30 Hz.
+_MAX_PREPARED_BYTES = 3 << 30
 
 
-class VideoSource:
-    """A video file, read by OpenCV. count: number of frames according to its header, 0 if unknown."""
+class SourceError(ValueError):
+    """A source cannot be opened or read; the message names it and says why."""
 
+
+@dataclass(frozen=True)
+class SourceImage:
+    """One image. image: (H, W, 3) uint8 RGB. scene: exact ground truth, for generated images."""
+
+    image: npt.NDArray[np.uint8]
+    scene: Scene | None = None
+
+
+class Source(ABC):
+    """A sequence of images that can be iterated repeatedly, unless it is live.
+
+    rate_hz: rate of the source; None if it has none. live: whether it delivers images in real time. count: number of
+    images, 0: unknown. notes: problems, known after a complete iteration.
+    """
+
+    rate_hz: float | None = None
     live = False
+    count = 0
+
+    def __init__(self, name: str | Path) -> None:
+        self.name = str(name)
+        self.notes: list[str] = []
+
+    @abstractmethod
+    def items(self) -> Iterator[SourceImage]: ...
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:  # of an earlier iteration
+            self.notes.append(text)
+
+
+class VideoSource(Source):
+    """A video file, read by OpenCV. count: according to its header."""
 
     def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self.notes: list[str] = []
-        self._path = path
+        super().__init__(path)
         capture = self._open()
-        rate_hz = float(capture.get(cv2.CAP_PROP_FPS))
-        self.rate_hz = rate_hz if 0.0 < rate_hz < 1000.0 else None
+        self.rate_hz = _rate_hz(capture)
         self.count = max(0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
         readable, _ = capture.read()
         capture.release()
@@ -37,59 +77,131 @@ class VideoSource:
             raise SourceError(f"video {path} is broken: its first frame cannot be decoded")
 
     def items(self) -> Iterator[SourceImage]:
-        capture = self._open()
-        count = 0
+        capture, count = self._open(), 0
         try:
-            while True:
-                readable, bgr = capture.read()
-                if not readable:
-                    break
+            while (read := capture.read())[0]:
                 count += 1
-                yield SourceImage(_rgb(bgr))
+                yield SourceImage(_rgb(read[1]))
         finally:
             capture.release()
-        # Containers may overstate the count by a frame or two; a larger difference is a truncated file.
-        if count < self.count - 2:
-            note = f"video {self._path} is cut short: {count} of {self.count} frames could be decoded"
-            if note not in self.notes:
-                self.notes.append(note)
+        if count < self.count - 2:  # containers may overstate the count by a frame or two
+            self._note(f"video {self.name} is cut short: {count} of {self.count} frames could be decoded")
 
     def _open(self) -> cv2.VideoCapture:
-        capture = cv2.VideoCapture(str(self._path))
+        capture = cv2.VideoCapture(self.name)
         if not capture.isOpened():
-            raise SourceError(f"video {self._path} cannot be opened: not a video format that OpenCV supports")
+            raise SourceError(f"video {self.name} cannot be opened: not a video format that OpenCV supports")
         return capture
 
 
-class ImageSource:
+class ImageSource(Source):
     """One image, or the images of a folder in natural order of their names (frame9 before frame10). Those of a folder
     that cannot be read are left out, and named in the notes.
-
-    count: number of images.
     """
 
-    live = False
-    rate_hz: float | None = None
-
     def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self.notes: list[str] = []
-        self._folder = path if path.is_dir() else None
-        files = image_files(path) if self._folder else [path]
-        if not files:
+        super().__init__(path)
+        self._is_folder = path.is_dir()
+        self._files = sorted(image_files(path), key=lambda file: natural_order(file.name)) if path.is_dir() else [path]
+        self.count = len(self._files)
+        if not self._files:
             raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)})")
-        self.count = len(files)
-        self._files = sorted(files, key=lambda file: natural_order(file.name))
 
     def items(self) -> Iterator[SourceImage]:
         for file in self._files:
             try:
                 yield SourceImage(_rgb(_read_image(file)))
             except SourceError as error:
-                if self._folder is None:
+                if not self._is_folder:
                     raise
-                if str(error) not in self.notes:  # of an earlier loop
-                    self.notes.append(str(error))
+                self._note(str(error))
+
+
+class DeviceSource(Source):
+    """A V4L2 device such as /dev/video0; the driver selects the nearest supported size and rate."""
+
+    live = True
+
+    def __init__(self, path: Path, size: tuple[int, int] | None, rate_hz: float | None) -> None:
+        super().__init__(path)
+        self._capture = cv2.VideoCapture(self.name, cv2.CAP_V4L2)
+        wanted = {cv2.CAP_PROP_FPS: rate_hz}
+        if size is not None:
+            wanted |= {cv2.CAP_PROP_FRAME_WIDTH: size[0], cv2.CAP_PROP_FRAME_HEIGHT: size[1]}
+        for name, value in wanted.items():
+            if value is not None:
+                self._capture.set(name, value)
+        if not self._capture.isOpened():
+            raise SourceError(f"device {path} cannot be opened as a V4L2 camera (in use, no permission, or no camera)")
+        self.rate_hz = _rate_hz(self._capture)
+
+    def items(self) -> Iterator[SourceImage]:
+        try:
+            while (read := self._capture.read())[0]:
+                yield SourceImage(_rgb(read[1]))
+        finally:
+            self._capture.release()
+        raise SourceError(f"device {self.name} stopped delivering images")
+
+
+class SceneSource(Source):
+    """A generated drive of `count` images with exact ground truth; deterministic for `seed`, size and rate."""
+
+    def __init__(self, size: tuple[int, int], seed: int, rate_hz: float, count: int) -> None:
+        from multi_dnn_ros.training.scenes import SceneGenerator  # slow import, not needed for files
+
+        super().__init__(f"scenes (seed {seed})")
+        self.rate_hz, self.count = rate_hz, count
+        self._drive = SceneGenerator(*size, seed).drive(count, rate_hz, _SECTION_S)
+        self._prepared: list[SourceImage] = []
+
+    def items(self) -> Iterator[SourceImage]:
+        yield from self._prepared
+        for index in range(len(self._prepared), self.count):
+            scene = self._drive.frame(index)
+            yield SourceImage(scene.image, scene)
+
+    def prepare(self, progress: Callable[[], object]) -> None:
+        """Render the images in advance, as many as fit in memory, so that playing takes no CPU time for it.
+
+        progress: called after every image.
+        """
+        first = next(self.items())
+        images = []
+        for image in islice(self.items(), _MAX_PREPARED_BYTES // (first.image.nbytes * 4 // 3)):  # with the mask
+            images.append(image)
+            progress()
+        self._prepared = images
+
+
+def open_source(
+    name: str,
+    *,
+    size: tuple[int, int] | None = None,
+    rate_hz: float | None = None,
+    seed: int = 0,
+    count: int | None = None,
+) -> Source:
+    """Open the source `name`: `scenes`, a /dev device, a folder of images, an image or a video.
+
+    size, rate_hz: requested from a device and for generated scenes; files have their own. count: number of wanted
+    frames, if known. Raises SourceError if the source does not exist or cannot be read.
+    """
+    if name == "scenes":
+        rate = rate_hz or 10.0
+        return SceneSource(size or (640, 480), seed, rate, count or round(_DRIVE_S * rate))
+    path = Path(name)
+    if not path.exists():
+        raise SourceError(f"source '{name}' does not exist; give a file, a folder, a /dev/video device, or 'scenes'")
+    if path.is_char_device():
+        return DeviceSource(path, size, rate_hz)
+    if (path / "metadata.yaml").exists() or path.suffix in (".mcap", ".db3"):
+        raise SourceError(f"{path} is a recording; play it with `ros2 bag play`, or run `multi-dnn replay`")
+    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        return ImageSource(path)
+    if not path.stat().st_size:
+        raise SourceError(f"video {path} is empty")
+    return VideoSource(path)
 
 
 def _read_image(file: Path) -> npt.NDArray[np.uint8]:
@@ -114,71 +226,15 @@ def _read_image(file: Path) -> npt.NDArray[np.uint8]:
     return np.asarray(bgr, np.uint8)
 
 
-class DeviceSource:
-    """A V4L2 device such as /dev/video0; the driver selects the nearest supported size and rate."""
-
-    live = True
-
-    def __init__(self, path: Path, size: tuple[int, int] | None, rate_hz: float | None) -> None:
-        self.name = str(path)
-        self.notes: list[str] = []
-        self._capture = cv2.VideoCapture(str(path), cv2.CAP_V4L2)
-        if size is not None:
-            self._capture.set(cv2.CAP_PROP_FRAME_WIDTH, size[0])
-            self._capture.set(cv2.CAP_PROP_FRAME_HEIGHT, size[1])
-        if rate_hz is not None:
-            self._capture.set(cv2.CAP_PROP_FPS, rate_hz)
-        if not self._capture.isOpened():
-            raise SourceError(f"device {path} cannot be opened as a V4L2 camera (in use, no permission, or no camera)")
-        reported_hz = float(self._capture.get(cv2.CAP_PROP_FPS))
-        self.rate_hz: float | None = reported_hz if 0.0 < reported_hz < 1000.0 else None
-
-    def items(self) -> Iterator[SourceImage]:
-        try:
-            while True:
-                readable, bgr = self._capture.read()
-                if not readable:
-                    raise SourceError(f"device {self.name} stopped delivering images")
-                yield SourceImage(_rgb(bgr))
-        finally:
-            self._capture.release()
-
-
-def open_source(
-    name: str,
-    *,
-    size: tuple[int, int] | None = None,
-    rate_hz: float | None = None,
-    seed: int = 0,
-    count: int | None = None,
-) -> Source:
-    """Open the source `name`: `scenes`, a /dev device, a folder of images, an image or a video.
-
-    size, rate_hz: requested from a device and for generated scenes; files have their own. count: number of wanted
-    frames, if known. Raises SourceError if the source does not exist or cannot be read.
-    """
-    if name == "scenes":
-        from multi_dnn_ros.camera.generated import SceneSource  # slow import, not needed for files
-
-        rate = rate_hz or 10.0
-        return SceneSource(size or (640, 480), seed, rate, length=count or round(600 * rate))
-    path = Path(name)
-    if not path.exists():
-        raise SourceError(f"source '{name}' does not exist; give a file, a folder, a /dev/video device, or 'scenes'")
-    if path.is_char_device():
-        return DeviceSource(path, size, rate_hz)
-    if (path / "metadata.yaml").exists() or path.suffix in (".mcap", ".db3"):
-        raise SourceError(f"{path} is a recording; play it with `ros2 bag play`, or run `multi-dnn replay`")
-    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-        return ImageSource(path)
-    if path.stat().st_size == 0:
-        raise SourceError(f"video {path} is empty (0 bytes)")
-    return VideoSource(path)
-
-
 def _check_size(width: int, height: int) -> None:
     if width * height > _MAX_PIXELS:
         raise FrameError(f"{width} x {height} pixels; allowed: at most {_MAX_PIXELS}")
+
+
+def _rate_hz(capture: cv2.VideoCapture) -> float | None:
+    """The rate that a video or a device states; None: none, or an impossible one."""
+    rate_hz = float(capture.get(cv2.CAP_PROP_FPS))
+    return rate_hz if 0.0 < rate_hz < 1000.0 else None
 
 
 def _rgb(bgr: Any) -> npt.NDArray[np.uint8]:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from multi_dnn_ros.common.image_size import SIZE_FORM, parse_size
 
-_MAX_DOMAIN_ID = 232
-
 
 def natural(text: str) -> int:
     """An integer, at least 0."""
@@ -77,14 +75,6 @@ def topic_name(text: str) -> str:
             "separated by /)"
         )
     return text
-
-
-def domain_id(text: str) -> int:
-    """A ROS domain ID."""
-    value = natural(text)
-    if value > _MAX_DOMAIN_ID:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a ROS domain ID (0 to {_MAX_DOMAIN_ID})")
-    return value
 
 
 def _integer(text: str, minimum: int) -> int:

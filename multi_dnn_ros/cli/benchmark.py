@@ -15,7 +15,6 @@ from multi_dnn_ros.cli.options import (
     add_device,
     add_output,
     add_params_file,
-    add_plot,
     add_seed,
     check_files,
     picture_beside,
@@ -32,7 +31,7 @@ _EXAMPLES = """\
 multi-dnn benchmark board --minutes 15 --output board.json
 multi-dnn benchmark board --params-file my_robot.yaml --size 1280x720 --encoding jpeg
 multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output vgg_16.json
-multi-dnn benchmark soak --minutes 60 --output soak.json --plot soak.png
+multi-dnn benchmark soak --minutes 60 --output soak.json
 """
 _BOARD = """\
 Starts a node for each mix of DNNs, with cameras as processes on the loopback interface, and searches for the highest
@@ -96,9 +95,8 @@ def _add_board(scenarios: Commands[argparse.ArgumentParser]) -> None:
 def _board(args: argparse.Namespace) -> int:
     plot = picture_beside(args.output)
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
-    from multi_dnn_ros.benchmark.board.machine import describe_board
     from multi_dnn_ros.benchmark.board.measure import BoardPlan, measure_board
-    from multi_dnn_ros.benchmark.board.report import board_table, plot_board, write_ros2_benchmark
+    from multi_dnn_ros.benchmark.board.report import board_table, describe_board, plot_board, write_ros2_benchmark
     from multi_dnn_ros.common.extras import MissingExtra
     from multi_dnn_ros.common.reporting import provenance, write_json
 
@@ -156,7 +154,7 @@ def _add_soak(scenarios: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(
         scenarios, "soak", "run the node for an hour with swaps, kills and changes, and check that nothing grows",
         details=_SOAK, run=_soak,
-        examples="multi-dnn benchmark soak --minutes 60 --output soak.json --plot soak.png\n"
+        examples="multi-dnn benchmark soak --minutes 60 --output soak.json\n"
         "multi-dnn benchmark soak --minutes 12 --kill-every 0 --params-file my_robot.yaml",
     )  # fmt: skip
     add = parser.add_argument
@@ -172,16 +170,15 @@ def _add_soak(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="images per second and camera (default: %(default)g)")  # fmt: skip
     add_seed(parser, "the order of the events, their values and the images")
     add_output(parser)
-    add_plot(parser, "latency, results, memory, files and threads over time")
     add_logs(parser)
 
 
 def _soak(args: argparse.Namespace) -> int:
-    check_files(args, "output", "plot")
+    check_files(args, "output")
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.soak.plan import MIN_ROUND_S, SoakPlan
-    from multi_dnn_ros.benchmark.soak.report import plot_soak, soak_table
     from multi_dnn_ros.benchmark.soak.run import measure_soak
+    from multi_dnn_ros.benchmark.soak.verdicts import soak_table
 
     if 0.0 < args.kill_every < MIN_ROUND_S:
         raise UsageError(f"--kill-every is {args.kill_every:g}; allowed: 0, or at least {MIN_ROUND_S:g} seconds")
@@ -190,11 +187,8 @@ def _soak(args: argparse.Namespace) -> int:
         raise UsageError(f"parameter isolation is {config.isolation}; this scenario needs process")
     plan = SoakPlan(60.0 * args.minutes, args.kill_every, args.rate, args.seed)
     with log_folder(args.logs) as folder:
-        figures = measure_soak(config, folder, plan, lambda text: print(text, flush=True))
+        figures = measure_soak(config, folder, plan)
         print(soak_table(figures))
         write_figures(args.output, figures, scenario="soak")
-        if args.plot is not None:
-            plot_soak(figures, args.plot)
-            print(f"plot written to {args.plot}")
         check_passed(figures, folder)
     return 0

@@ -29,8 +29,7 @@ conditions:
 
 With --branches single networks are measured instead: serially, and with their independent branches on 2, 4 and 8
 streams (on a CPU: threads); on a GPU at fp16, also with Inductor. Besides models, these names are allowed:
-encoder-windows and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and
-tracker-equal have equal heads.
+encoder-windows has attention heads with windows of 1, 2, 4 and 8 features, encoder-equal has equal heads.
 """
 _EXAMPLES = """\
 multi-dnn benchmark paper --set small --device cpu
@@ -42,7 +41,7 @@ multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --out
 
 def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare paper."""
-    from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
+    from multi_dnn_ros.benchmark.paper.sets import CONDITIONS
 
     width = max(map(len, CONDITIONS)) + 2
     conditions = "\n".join(f"  {name:<{width}}{condition.text}" for name, condition in CONDITIONS.items())
@@ -62,11 +61,8 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--seconds", type=positive_float, default=2.0, metavar="S",
         help="length of each run in seconds (default: %(default)g)")  # fmt: skip
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
-    add("--artifacts", type=Path, metavar="DIR",
-        help="folder with the networks that were scored, and their networks.json: all conditions run these (default: "
-        "random weights, decomposed by the paper's ratios)")  # fmt: skip
     add("--branches", nargs="*", metavar="MODEL",
-        help="measure the parallel branches of these networks instead (without a name: of seven, see "
+        help="measure the parallel branches of these networks instead (without a name: of six, see "
         "docs/benchmarks.md)")  # fmt: skip
     add("--size", type=size, metavar="WxH", help="with --branches: image size in pixels (default: of each network)")
     add_device(parser)
@@ -76,7 +72,7 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from multi_dnn_ros.benchmark.paper.partition import check_partition
+    from multi_dnn_ros.benchmark.paper.prepare import check_partition
     from multi_dnn_ros.pipeline.choices import choose_device
 
     if args.output is not None:
@@ -88,14 +84,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _sets(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.measure import Plan, measure
     from multi_dnn_ros.benchmark.paper.report import plot_sets, sets_table
-    from multi_dnn_ros.benchmark.paper.sets import choose_sets
+    from multi_dnn_ros.benchmark.paper.sets import choose_conditions, choose_sets
 
     plan = Plan(
-        sets=tuple(choose_sets(args.set)),
-        conditions=tuple(choose_conditions(args.conditions, device)),
+        sets=choose_sets(args.set),
+        conditions=choose_conditions(args.conditions, device, args.sms),
         device=device,
         repeats=args.repeats,
         seconds=args.seconds,
@@ -103,11 +98,12 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
         sms=args.sms,
         tf32=args.tf32,
         jobs=args.jobs,
-        artifacts=args.artifacts,
     )
 
     def save(sets: dict[str, Any]) -> None:
-        save_figures(args.output, {"settings": plan.settings(), "sets": sets}, scenario="paper")
+        settings = {"device": str(device), "sms": args.sms, "tf32": args.tf32, "jobs": args.jobs,
+                    "repeats": args.repeats, "seconds": args.seconds, "seed": args.seed}  # fmt: skip
+        save_figures(args.output, {"settings": settings, "sets": sets}, scenario="paper")
 
     sets = measure(plan, save, partial(print, flush=True))
     print(sets_table(sets))

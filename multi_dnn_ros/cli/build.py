@@ -1,8 +1,26 @@
-"""``multi-dnn build``: fill the caches for a parameter file in advance, so that the node starts quickly."""
+"""Fill the caches for a parameter file, so that the node starts in seconds.
+
+Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
+results that take long to compute in ~/.cache/multi_dnn_ros (docs/devices.md lists the folders). For DNNs with backend
+auto it also measures which backend is the fastest; the node then uses that one. Afterwards it configures again, from
+the caches, to show how long the node will take.
+
+Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries from
+another machine or version are never used and can be deleted. Stop other programs while backends are measured.
+
+CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
+
+examples:
+  multi-dnn build
+  multi-dnn build my_robot.yaml
+  multi-dnn build my_robot.yaml --node /robot1/multi_dnn --output build.json
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,33 +29,12 @@ from multi_dnn_ros.cli.options import add_device, add_output, check_files, check
 from multi_dnn_ros.common.errors import CommandError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.cli.cache_build import Built
-
-_DETAILS = """\
-Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
-results that take long to compute in ~/.cache/multi_dnn_ros (docs/providers.md lists the folders). For DNNs with backend
-auto it also measures which backend is the fastest; the node then uses that one. Afterwards it configures again, from
-the caches, to show how long the node will take.
-
-Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries from
-another machine or version are never used; the summary names them, and they can be deleted. Stop other programs while
-backends are measured.
-
-CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
-"""
-_EXAMPLES = """\
-multi-dnn build
-multi-dnn build my_robot.yaml
-multi-dnn build my_robot.yaml --node /robot1/multi_dnn --output build.json
-"""
+    from multi_dnn_ros.settings.schema import NodeConfig
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "build", "fill the caches for a parameter file, so that the node starts in seconds",
-        details=_DETAILS, examples=_EXAMPLES, run=run,
-    )  # fmt: skip
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "build", __doc__, run)
     add = parser.add_argument
     add("params_file", type=Path, nargs="?", metavar="CONFIG",
         help="parameter file of the node (default: the package's config/multi_dnn.yaml)")  # fmt: skip
@@ -52,48 +49,60 @@ def run(args: argparse.Namespace) -> int:
     check_files(args, "output")
     if args.node is not None:
         check_node(args.node)
-    config = read_config(args, args.node)
-    from multi_dnn_ros.cli.cache_build import build_caches, seconds
-    from multi_dnn_ros.serving.host import ConfigureError
-    from multi_dnn_ros.serving.process_host import ProcessHost
+    config = read_config(args, args.node).model_copy(update={"isolation": "process"})
 
-    config = config.model_copy(update={"isolation": "process"})
+    from multi_dnn_ros.backends.inductor import cache_directory
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.common.resources import cache_folder
+    from multi_dnn_ros.pipeline.measured_backend import MEASURED
+    from multi_dnn_ros.serving.descriptions import ConfigureError
+
+    dnns = {
+        name: dnn.model_copy(update={"backend": MEASURED}) if dnn.backend == "auto" else dnn
+        for name, dnn in config.dnns.items()
+    }
+    before = {**_files(cache_folder()), **_files(cache_directory())}
     try:
-        built = build_caches(config, ProcessHost, lambda line: print(line, flush=True), seconds)
+        first_s = _configure(config.model_copy(update={"dnns": dnns}), lambda line: print(line, flush=True))
+        print("configuring again, from the caches", flush=True)
+        again_s = _configure(config, lambda line: None)
     except ConfigureError as error:
         raise CommandError(str(error)) from None
-    print(summary(built))
-    caches = [
-        {"what": made.kind.what, "where": str(made.kind.path), "files": made.files, "bytes": made.size_bytes,
-         "total_bytes": made.total_bytes, "not_used": list(made.foreign)}
-        for made in built.caches
-    ]  # fmt: skip
-    by_dnn = {name: {"first_s": first, "again_s": again} for name, (first, again) in built.by_dnn_s.items()}
-    figures = {"first_s": built.first_s, "again_s": built.again_s, "dnns": by_dnn, "caches": caches}
-    write_figures(args.output, figures)
+    folders = [path for path in sorted(cache_folder().iterdir()) if path.is_dir()]
+    caches, rows = [], []
+    for folder in dict.fromkeys([*folders, cache_directory()]):
+        after = _files(folder)
+        made = [size for file, (changed, size) in after.items() if before.get(file) != (changed, size)]
+        total = sum(size for _, size in after.values())
+        caches.append({"where": str(folder), "files": len(made), "bytes": sum(made), "total_bytes": total})
+        rows.append([str(folder), str(len(made)), f"{sum(made) / 1024:.0f}", f"{total / 1024:.0f}"])
+    print(f"\n{table(['cache', 'files made', 'KiB made', 'KiB in total'], rows)}\n")
+    print(f"configured in {first_s:.1f} s, and from the caches in {again_s:.1f} s")
+    write_figures(args.output, {"first_s": first_s, "again_s": again_s, "dnns": list(config.dnns), "caches": caches})
     return 0
 
 
-def summary(built: Built) -> str:
-    """Tables of the caches and of the times, and the entries that are not used."""
-    from multi_dnn_ros.common.reporting import table
+def _configure(config: NodeConfig, report: Callable[[str], None]) -> float:
+    """Configure in new processes and end them. Returns the seconds until the DNNs were ready. Raises ConfigureError."""
+    from multi_dnn_ros.serving.host import Host
 
-    caches = table(
-        ["cache", "where", "files made", "KiB made", "KiB in total"],
-        [
-            [made.kind.what, str(made.kind.path), str(made.files), f"{made.size_bytes / 1024:.0f}",
-             f"{made.total_bytes / 1024:.0f}"]
-            for made in built.caches
-            if made.total_bytes
-        ],
-    )  # fmt: skip
-    times = table(
-        ["seconds to configure", "first", "from the caches"],
-        [
-            *([name, f"{first:.1f}", f"{again:.1f}"] for name, (first, again) in built.by_dnn_s.items()),
-            ["in total, including the start of the processes", f"{built.first_s:.1f}", f"{built.again_s:.1f}"],
-        ],
-    )
-    foreign = [line for made in built.caches for line in made.foreign]
-    note = "\n\nNot used, from another machine or version:\n" + "\n".join(f"  {line}" for line in foreign)
-    return f"\n{caches}\n\n{times}" + (note if foreign else "")
+    begin = time.monotonic()
+    host = Host()
+    try:
+        host.configure(config, lambda step: report(f"{time.monotonic() - begin:7.1f} s  {step.text}"))
+        return time.monotonic() - begin
+    finally:
+        host.close()
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Time and size of each file below the folder, which need not exist."""
+    found = {}
+    for file in folder.rglob("*"):
+        try:
+            status = file.stat()
+        except OSError:  # removed meanwhile
+            continue
+        if file.is_file():
+            found[file] = (status.st_mtime_ns, status.st_size)
+    return found

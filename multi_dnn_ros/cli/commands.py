@@ -1,11 +1,11 @@
-"""Declare commands: every ``--help`` has one sentence on what the command does, details, options and examples."""
+"""Declares commands: every ``--help`` has one sentence on what the command does, details, options and examples."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 Commands = argparse._SubParsersAction  # what add_subparsers returns; argparse has no public name for it
@@ -33,55 +33,34 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return _wrap(text, width).splitlines()
 
 
-class GroupedCommands(argparse._SubParsersAction):
-    """Subcommands that :func:`grouped` lists under headings, which argparse does not offer."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.summaries: dict[str, str] = {}
-
-    def add_parser(self, name: str, *, help: str | None = None, **kwargs: Any) -> Any:  # noqa: A002  argparse's own name
-        self.summaries[name] = help or ""
-        return super().add_parser(name, **kwargs)
-
-
-def grouped(groups: Mapping[str, Sequence[str]], summaries: Mapping[str, str]) -> str:
-    """The summaries of commands under the headings of their groups."""
-    width = max(map(len, summaries)) + 2
-    return "\n\n".join(
-        "\n".join((f"{heading}:", *(f"  {name:<{width}}{summaries[name]}" for name in names)))
-        for heading, names in groups.items()
-    )
-
-
 def add_command(
     commands: Commands[argparse.ArgumentParser],
     name: str,
-    summary: str,
+    text: str | None,
+    run: Callable[[argparse.Namespace], int] | None = None,
     *,
     details: str = "",
     examples: str = "",
-    run: Callable[[argparse.Namespace], int] | None = None,
-    aliases: Sequence[str] = (),
     **defaults: Any,
 ) -> argparse.ArgumentParser:
     """Declare the command `name` and return its parser.
 
-    summary: what it does, as one sentence without a full stop that begins with a verb in lower case; the list of
-    commands and the first line of the command's help show it. details: what to know before using it. examples: one
-    command per line. run: does the work and returns the exit code; None for a command that has subcommands. aliases:
-    former names, which are accepted and not listed. defaults: as for set_defaults.
+    text: its help, usually a docstring: a sentence that begins with a verb, which the list of commands shows too, then
+    what to know before using it. details: more of that. examples: one command per line, unless `text` ends with them
+    below a line `examples:`. run: does the work and returns the exit code; None for a command that has subcommands.
+    defaults: as for set_defaults.
     """
-    paragraphs = [f"{summary[0].upper()}{summary[1:]}.", *([details] if details else [])]
+    body, _, listed = textwrap.dedent(text or "").partition("examples:\n")
+    summary, _, rest = body.strip().partition("\n\n")
+    summary = summary.rstrip(".")
+    shown = textwrap.indent(textwrap.dedent(listed or examples).strip("\n"), "  ")
     parser = commands.add_parser(
         name,
-        help=summary,
-        description="\n\n".join(paragraphs),
-        epilog="examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  ") if examples else None,
+        help=f"{summary[0].lower()}{summary[1:]}",
+        description="\n\n".join(filter(None, (f"{summary[0].upper()}{summary[1:]}.", rest, details))),
+        epilog=f"examples:\n{shown}" if shown else None,
         formatter_class=HelpFormatter,
     )
-    for alias in aliases:
-        commands.choices[alias] = parser  # accepted, but not listed
     if run is not None:
         parser.set_defaults(run=run)
     parser.set_defaults(**defaults)

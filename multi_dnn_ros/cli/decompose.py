@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from multi_dnn_ros.cli.network_arguments import (
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.training.data_kinds import help_text
 
 if TYPE_CHECKING:
@@ -94,22 +94,18 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
     add_target(times)
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="folder to write a report to: JSON, Markdown and a plot")  # fmt: skip
+                        help="folder to write report.json to: what was done to each layer")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, write the artifact and the report, and print what changed."""
-    if args.report is not None:
-        require("--report", "matplotlib")
     import copy
 
     import torch
 
-    from multi_dnn_ros.common.reporting import provenance, table
-    from multi_dnn_ros.compression import report
-    from multi_dnn_ros.compression.decompose import decompose, plan_of
+    from multi_dnn_ros.common.reporting import provenance, table, write_json
+    from multi_dnn_ros.compression.decompose import change, decompose, plan_of
     from multi_dnn_ros.compression.graph_layers import with_layers
-    from multi_dnn_ros.compression.layers import list_layers
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
@@ -121,8 +117,9 @@ def run(args: argparse.Namespace) -> int:
         made_from = source.description.model
         raise UsageError(f"{args.model} is already decomposed; decompose the network it was made from: {made_from}")
     check_output(args.output, args.model, source)
-    if args.report is not None:
-        check_writable("--report", args.report / report.JSON_NAME)
+    report_file = args.report / "report.json" if args.report is not None else None
+    if report_file is not None:
+        check_writable("--report", report_file)
     try:
         width, height = source.input_size(args.model, args.size, "--size")
     except ModelError as error:
@@ -139,12 +136,11 @@ def run(args: argparse.Namespace) -> int:
     file = weights_file(args.model)
     bytes_before = file.stat().st_size if file is not None else before.bytes
     original = copy.deepcopy(network) if timed else network
-    layers = list_layers(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None
     policy = _policy(args, before.macs, original, tuple(inputs[0].shape), target)
     with progress_bar("decompose", "step") as progress:
         outcomes = decompose(
-            network, inputs, policy, layers=layers, images=images, may_keep_all=args.ranks == "measured",
+            network, inputs, policy, linear=args.linear, images=images, may_keep_all=args.ranks == "measured",
             progress=progress,
         )  # fmt: skip
     chosen = {name: getattr(args, name) for name in ("ratio", "macs_cut", "alignment", "floor")}
@@ -169,17 +165,39 @@ def run(args: argparse.Namespace) -> int:
         **source.own_interface,
     )
     save_artifact(args.output, whole, description)
-    costs, file_bytes = (before, cost(network, inputs)), (bytes_before, args.output.stat().st_size)
-    content = report.summary(outcomes, costs, file_bytes, latency, model=args.model, **origin_of)
-    print(table(("", "before", "after", "change"), report.totals(content)))
+    after = cost(network, inputs)
+    content = {
+        "model": args.model,
+        **origin_of,
+        "macs": change(before.macs, after.macs),
+        "parameters": change(before.parameters, after.parameters),
+        "file_bytes": change(bytes_before, args.output.stat().st_size),
+        "latency_ms": latency,
+        "layers": [outcome.as_json() for outcome in outcomes],
+    }
+    print(table(("", "before", "after", "change"), _totals(content)))
     done = sum(outcome.plan is not None for outcome in outcomes)
     print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
     if not done:
         print("no decomposition was faster, so the file holds the original network")
-    if args.report is not None:
-        report.write_report(args.report, content)
-        print(f"report written to {args.report}")
+    if report_file is not None:
+        write_json(report_file, content)
+        print(f"report written to {report_file}")
     return 0
+
+
+def _totals(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """(quantity, before, after, change) of the network, as text."""
+    units = (("macs", "MACs", 1e9, "G"), ("parameters", "parameters", 1e6, "M"), ("file_bytes", "file", 1e6, "MB"))
+    pairs = [(name, content[key]["before"] / scale, content[key]["after"] / scale, unit)
+             for key, name, scale, unit in units]  # fmt: skip
+    for entry in content["latency_ms"]:
+        name = "latency, alone" if entry["instances"] == 1 else f"latency, {entry['instances']} at once"
+        pairs.append((name, entry["original_ms"], entry["decomposed_ms"], "ms"))
+    return [
+        (name, f"{before:.3f} {unit}", f"{after:.3f} {unit}", f"{after / before - 1:+.1%}")
+        for name, before, after, unit in pairs
+    ]
 
 
 def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor, ...]]:
@@ -229,12 +247,10 @@ def _latency(
 
     if target is None:
         return []
-    if isinstance(policy, Measured):
-        return [
-            {"instances": time.instances, "original_ms": time.original_ms, "decomposed_ms": time.decomposed_ms}
-            for time in policy.accepted
-        ]
-    times = compare([original, network], shape, target, (1, instances(args, target)))
+    times: Mapping[int, Sequence[float]] = (
+        policy.accepted if isinstance(policy, Measured)
+        else compare([original, network], shape, target, (1, instances(args, target)))
+    )  # fmt: skip
     return [
         {"instances": count, "original_ms": before, "decomposed_ms": after} for count, (before, after) in times.items()
     ]

@@ -1,22 +1,8 @@
-"""``multi-dnn demo``: camera and node on a generated road, with scores; or any video with any model."""
+"""Run a camera and the node on a generated road, and score and record the results.
 
-from __future__ import annotations
-
-import argparse
-from pathlib import Path
-
-from multi_dnn_ros.cli.arguments import domain_id, natural, positive_float, size
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.demo_video import model_argument, run_video
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
-from multi_dnn_ros.settings.precisions import PRECISIONS
-
-_DETAILS = """\
 A camera process publishes images of a drive along a generated road, and the node processes them, both on the loopback
 interface. The results are recorded and compared with the ground truth. The first drive uses the package's three DNNs,
-the second the same DNNs decomposed and retrained, on the same road.
+the second the same DNNs decomposed and retrained, on the same road; with --params-file there is one drive.
 
 Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN, and what
 decomposition changed: scores, MACs, latency, file size. Exit code 1 if a DNN published nothing or, with --video, if the
@@ -38,24 +24,42 @@ pedestrian is also its role. MODEL is builtin:<name> or a file; torchvision netw
 them in a --params-file. With neither --model nor --params-file, the package's DNNs run. As there is no ground truth,
 the table and summary.json contain the number of results by class and the times per frame. overlay.mp4, overlay.png,
 summary.json and bag/ are written.
+
+examples:
+  multi-dnn demo
+  multi-dnn demo --output out/rain --seconds 60 --seed 12
+  multi-dnn demo --rate 30 --size 1280x720 --params-file config/multi_dnn_small.yaml
+  multi-dnn demo --video drive.mp4
+  multi-dnn demo --video drive.mp4 --model object=yolox_nano.onnx --model lane=builtin:lane --output out/mine
 """
-_EXAMPLES = """\
-multi-dnn demo
-multi-dnn demo --output out/rain --seconds 60 --seed 12
-multi-dnn demo --rate 30 --size 1280x720 --dnns original
-multi-dnn demo --precision int8 --dnns original
-multi-dnn demo --video drive.mp4
-multi-dnn demo --video drive.mp4 --model object=yolox_nano.onnx --model lane=builtin:lane --output out/mine
-"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import natural, positive_float, size
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import read_config, rows_table
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
+    from multi_dnn_ros.replay.replay import FrameOutcome, Replay, Summary
+    from multi_dnn_ros.settings.schema import NodeConfig
+
 _MODELS = ", ".join(form for form in extensions.model_forms() if not form.startswith("torchvision:"))
+_NODE = "/multi_dnn"
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "demo", "run a camera and the node on a generated road, and score and record the results",
-        details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("pycocotools",),
-    )  # fmt: skip
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "demo", __doc__, run, libraries=("pycocotools",))
     add = parser.add_argument
     add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
     add("--seconds", type=positive_float, metavar="S",
@@ -63,38 +67,34 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: 10)")
     add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
     add("--seed", type=natural, metavar="N", help="random seed of the road (default: 8)")
-    add("--precision", choices=PRECISIONS,
-        help="number format of all DNNs (default: parameter `precision` of each); int8: fastest on a CPU with 8-bit "
-        "dot products")  # fmt: skip
-    which = parser.add_mutually_exclusive_group().add_argument
-    which("--dnns", choices=("both", "original", "decomposed"),
-          help="which of the package's DNNs to run; both: one drive each (default: both)")  # fmt: skip
-    which("--params-file", type=Path, metavar="YAML", help="a single drive with the node's parameters from this file")
+    add("--params-file", type=Path, metavar="YAML", help="a single drive with the node's parameters from this file")
     add = parser.add_argument_group("any video").add_argument
     add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
-    add("--model", type=model_argument, action="append", default=[], metavar="NAME=MODEL",
+    add("--model", type=_named_model, action="append", default=[], metavar="NAME=MODEL",
         help=f"with --video: a DNN and its model: {_MODELS}; may be repeated "
         "(default: the package's DNNs)")  # fmt: skip
     add("--device", metavar="NAME",
         help=f"with --video: {DEVICE_FORMS} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
-    add = parser.add_argument
-    add("--domain-id", type=domain_id, metavar="N",
-        help="ROS_DOMAIN_ID of the demo (default: one that no process on this machine uses)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Returns 1 if a DNN published nothing or, with --video, if the video is damaged."""
     if args.video is not None:
+        for option in ("rate", "size", "seed"):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--{option} is for the generated road, not for --video")
         if args.model and args.params_file is not None:
             raise UsageError("--model and --params-file both name the DNNs; give only one of them")
-        return run_video(args)
+        if not args.video.exists():
+            raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
+        return _run_video(args)
     for option in ("model", "device"):
         if getattr(args, option):
             raise UsageError(f"--{option} needs --video; a drive takes DNNs and device from its parameter file")
-    from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.demo.comparison import SETS, run_both
-    from multi_dnn_ros.demo.run import Demo
-    from multi_dnn_ros.settings.params_file import read_params_file
+    if args.params_file is not None:
+        read_config(args, _NODE)  # before anything is imported or written
+    from multi_dnn_ros.demo.drive import Demo
+    from multi_dnn_ros.demo.report import run_both
     from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
 
     if args.size is not None and not all(MIN_SIDE <= side <= MAX_SIDE for side in args.size):
@@ -102,18 +102,130 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--size {width}x{height}: each side of the road's images must be {MIN_SIDE} to {MAX_SIDE} pixels"
         )
-    dnns = args.dnns or "both"
     demo = Demo(
-        output=args.output,
-        params_file=args.params_file or config_file(SETS["original" if dnns == "both" else dnns]),
-        seconds=args.seconds or 15.0,
-        rate_hz=args.rate or 10.0,
-        size=args.size or (640, 480),
-        seed=8 if args.seed is None else args.seed,
-        domain_id=args.domain_id,
-        precision=args.precision,
-    )
-    read_params_file(demo.params_file)  # before anything is written
-    if args.params_file is None and dnns == "both":
-        return run_both(demo)
-    return demo.run().exit_code
+        args.output, args.params_file or Path(), args.seconds or 15.0, args.rate or 10.0, args.size or (640, 480),
+        8 if args.seed is None else args.seed,
+    )  # fmt: skip
+    if args.params_file is None:
+        return run_both(demo, Demo.run)
+    return 1 if demo.run()["silent"] else 0
+
+
+def _run_video(args: argparse.Namespace) -> int:
+    """Run the DNNs on every frame of the video. Returns 1 if a DNN has no result, or the video is damaged."""
+    config = _config(args)
+
+    from multi_dnn_ros.camera.sources import SourceError
+    from multi_dnn_ros.common.allocator import configure_malloc
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.demo.output_folder import check_output, clear_output
+    from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
+    from multi_dnn_ros.replay.replay import configured_replay
+
+    check_output(args.output, args.video)
+    configure_malloc()
+    (camera,) = config.cameras
+    topic = f"/{camera}/image_raw/compressed"
+    try:
+        video = VideoMessages(args.video, topic, camera, args.seconds)
+    except SourceError as error:
+        raise CommandError(str(error)) from None
+    replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
+    clear_output(args.output)
+    figures = VideoFigures(config.dnns)
+    summary = _replay(args.output, video, replay, figures)
+    found = {name: {"model": config.dnns[name].model, **each} for name, each in figures.as_json(summary).items()}
+    content = {"video": str(args.video), "device": str(replay.device), "dnns": found}
+    write_json(args.output / "summary.json", {**provenance(), **content, "input_damage": summary.input_damage})
+    print(rows_table([_row(name, each) for name, each in found.items()]))
+    for damage in summary.input_damage:
+        print(f"warning: {damage}", file=sys.stderr)
+    print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
+    silent = [dnn for dnn, frames in figures.frames.items() if not frames]
+    if silent:
+        print(f"FAILED: no result from {', '.join(silent)}")
+    return 1 if silent or summary.input_damage else 0
+
+
+def _row(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """A DNN in the table of --video."""
+    times, published, results = figures["inference_ms"], figures["published"], figures["results"]
+    mean = results / published if published and results is not None else None
+    return {
+        "DNN": name, "model": Path(figures["model"]).name, "frames": f"{published} of {figures['offered']}",
+        "dropped": figures["dropped"], "p50 ms": times.get("p50"), "p95 ms": times.get("p95"),
+        "results per frame": mean, "found": dict(list(figures["by_class"].items())[:3]),
+    }  # fmt: skip
+
+
+def _config(args: argparse.Namespace) -> NodeConfig:
+    """The DNNs of --model on one camera; without --model those of the parameter file on its first camera."""
+    from multi_dnn_ros.settings.flat_parameters import to_config
+
+    if not args.model:
+        config = read_config(args, _NODE)
+        camera = next(iter(config.cameras))
+        dnns = {
+            name: dnn.model_copy(update={"cameras": []})
+            for name, dnn in config.dnns.items()
+            if not dnn.cameras or camera in dnn.cameras
+        }
+        return config.model_copy(update={"cameras": {camera: config.cameras[camera]}, "dnns": dnns})
+    models = dict(args.model)
+    if len(models) < len(args.model):
+        raise UsageError("--model names a DNN twice; give each DNN its own name")
+    flat: dict[str, Any] = {"cameras": ["front"], "dnns": list(models)}
+    for name, model in models.items():
+        flat |= {f"dnn.{name}.role": name, f"dnn.{name}.model": model}
+    if args.device is not None:
+        flat["device"] = args.device
+    config = to_config(flat)
+    from multi_dnn_ros.models.decoder_choice import with_assumed_labels
+
+    for name, dnn in config.dnns.items():
+        complete = with_assumed_labels(name, dnn)
+        if complete is not dnn:
+            shown = complete.labels[0] if len(complete.labels) == 1 else f"{complete.labels[0]}, ..."
+            print(f"{dnn.model} has no class names; assumed: {shown}", file=sys.stderr)
+            config.dnns[name] = complete
+    return config
+
+
+def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFigures) -> Summary:
+    """Replay the video, and draw its frames and, as a picture, the one with most results."""
+    from tqdm import tqdm
+
+    from multi_dnn_ros.demo.output_folder import MARK
+    from multi_dnn_ros.engine.task import Result
+    from multi_dnn_ros.replay.bag_writer import BagWriter
+    from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
+
+    picture, max_found = None, -1
+    with ExitStack() as stack:
+        writer = stack.enter_context(BagWriter(output / "bag"))
+        writer.add_file(MARK, "")
+        overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
+        bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
+
+        def draw_frame(outcome: FrameOutcome) -> None:
+            nonlocal picture, max_found
+            found = figures.add(outcome)
+            if any(isinstance(end, Result) for end in outcome.in_order()):
+                image = outcome.drawn(replay.kinds)
+                overlay.write(image, outcome.frame.stamp_ns)
+                if found > max_found:
+                    picture, max_found = image, found
+            bar.update()
+
+        summary = replay.run(video, writer, with_input=True, on_frame=draw_frame)
+    if picture is not None:
+        save_picture(output / "overlay.png", picture)
+    return summary
+
+
+def _named_model(text: str) -> tuple[str, str]:
+    """`object=yolo.onnx` -> ("object", "yolo.onnx")."""
+    name, separator, model = text.partition("=")
+    if not (name and separator and model):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=MODEL, such as object=yolox_nano.onnx")
+    return name, model

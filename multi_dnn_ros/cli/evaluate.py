@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -28,7 +29,6 @@ from multi_dnn_ros.cli.network_arguments import (
 )
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data
-    from multi_dnn_ros.training.operating_points import OperatingPoint
     from multi_dnn_ros.training.samples import Rows
     from multi_dnn_ros.training.trainable import Trainable
 
+JSON_NAME = evaluate_configured.JSON_NAME
 _DETAILS = f"""\
 Each DNN is scored on the test part of the data, and its cost is shown: MACs, parameters, file size and, with --latency,
 the time per inference on --device. The first MODEL is the baseline of the comparison, for example the original network
@@ -95,8 +95,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_target(serving, int8=True)
     add_calibration(serving)
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="folder to write a report to: JSON, Markdown and a plot; with --params-file only "
-                        "JSON")  # fmt: skip
+                        help="folder to write report.json to: all scores, costs and times")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,49 +103,38 @@ def run(args: argparse.Namespace) -> int:
     check_configured(args, args.models, evaluate_configured.MODEL_OPTIONS)
     if args.params_file is not None:
         return evaluate_configured.evaluate_configured(args)
-    if args.report is not None:
-        require("--report", "matplotlib")
-    from multi_dnn_ros.common.reporting import provenance, table
+    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.pipeline.choices import choose_device
-    from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, scored_images, threshold_tables, write_report
 
     check_weights(args, args.models)
-    if args.report is not None:
-        check_writable("--report", args.report / JSON_NAME)
+    report = args.report / JSON_NAME if args.report is not None else None
+    if report is not None:
+        check_writable("--report", report)
     device = choose_device(args.device, "--device is")
     networks = [read_trainable(args, model) for model in args.models]
-    if args.thresholds and networks[0].task == "classes":
+    task = networks[0].task
+    if args.thresholds and task == "classes":
         raise UsageError(f"--thresholds is for detectors and lane networks; {networks[0].model} is a classifier")
     for network in networks[1:]:
-        if network.task != networks[0].task:
+        if network.task != task:
             raise UsageError(
-                f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}; "
-                "expected networks of one task"
+                f"{network.model} is for {network.task}, {networks[0].model} for {task}; expected networks of one task"
             )
     targets = [_target(args, network) for network in networks] if args.served or args.latency else []
-    entries: list[list[dict[str, Any]]] = []
-
-    def write() -> dict[str, Any]:
-        """Write the report of the networks so far, and return its content."""
-        rows = [row for group in entries for row in group]
-        content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
-        if args.report is not None:
-            write_report(args.report, content)
-        return content
-
+    content: dict[str, Any] = {**provenance(), "device": str(device), "task": task, "networks": []}
+    groups: list[list[dict[str, Any]]] = []
     for network, target in zip_longest(networks, targets):
-        entries.append(_scored(args, network, device, target if args.served else None))
-        content = write()
+        groups.append(_scored(args, network, device, target if args.served else None))
+        content["networks"] += groups[-1]
+        if report is not None:  # after each network, because scoring takes long
+            write_json(report, content)
     if args.latency:
-        _add_latency(args, targets[0], networks, entries)
-        content = write()
-    header, lines = rows_of(content)
-    print(table(header, lines))
-    print(scored_images(content))
-    for title, text in threshold_tables(content):
-        print(f"\n{title}\n{text}")
-    if args.report is not None:
-        print(f"report written to {args.report}")
+        _add_latency(args, targets[0], networks, groups)
+        if report is not None:
+            write_json(report, content)
+    _print(content)
+    if report is not None:
+        print(f"report written to {report}")
     return 0
 
 
@@ -160,7 +148,7 @@ def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
     """The rows of a network: in float32; with a target, also as the node serves it."""
-    from multi_dnn_ros.training.comparison import label
+    from multi_dnn_ros.training.scoring import operating_points
     from multi_dnn_ros.training.served_network import Served
 
     entries, modules = [_cost(network)], [network.network]
@@ -173,12 +161,14 @@ def _scored(
     network.network.to(device)
     try:
         for data in read_data(args, network):
+            rows = _rows(args, data)
             for entry, module in zip(entries, modules, strict=True):
-                name = label(entry, short=True)
-                entry["scores"][data.name] = _scores(args, network, data, module, name)
+                name = f"{label(entry)} on {data.name}"
+                entry["scores"][data.name] = _scores(args, network, data, rows, module, name)
                 if args.thresholds:
-                    points = _points(args, network, data, module, name)
-                    entry.setdefault("operating_points", {})[data.name] = [point.as_json() for point in points]
+                    entry.setdefault("operating_points", {})[data.name] = operating_points(
+                        network, rows, module, args.batch_size, f"{name}, thresholds"
+                    )
     finally:
         network.network.cpu()
     return entries
@@ -207,19 +197,17 @@ def _cost(network: Trainable) -> dict[str, Any]:
     }
 
 
-def _scores(args: argparse.Namespace, network: Trainable, data: Data, module: nn.Module, name: str) -> dict[str, float]:
+def _scores(
+    args: argparse.Namespace, network: Trainable, data: Data, rows: Rows, module: nn.Module, name: str
+) -> dict[str, float]:
     from multi_dnn_ros.training.metrics import NoTruth
     from multi_dnn_ros.training.retrain import check_labels
     from multi_dnn_ros.training.scoring import score_rows
     from multi_dnn_ros.vision.results import OutputError
 
     check_labels(network, data)
-    rows = _rows(args, data)
     try:
-        scores = score_rows(
-            module, network.task, rows, network.inputs, network.decoder, network.labels, args.batch_size,
-            f"{name} on {data.name}", network.kind,
-        )  # fmt: skip
+        scores = score_rows(network, rows, module, args.batch_size, name)
     except OutputError as error:
         raise CommandError(f"{name} cannot be scored: {error}") from None
     except NoTruth as error:
@@ -229,37 +217,17 @@ def _scores(args: argparse.Namespace, network: Trainable, data: Data, module: nn
     return {"images": len(rows), **scores}
 
 
-def _points(
-    args: argparse.Namespace, network: Trainable, data: Data, module: nn.Module, name: str
-) -> list[OperatingPoint]:
-    from multi_dnn_ros.training.operating_points import operating_points
-
-    assert network.decoder is not None
-    return operating_points(
-        module,
-        _rows(args, data),
-        network.inputs,
-        network.decoder,
-        args.batch_size,
-        f"{name} on {data.name}, thresholds",
-    )
-
-
 def _rows(args: argparse.Namespace, data: Data) -> Rows:
     """The test part of the data, or --limit images of it."""
-    from multi_dnn_ros.training.checks import report_unusable
     from multi_dnn_ros.training.data import evenly_spaced
     from multi_dnn_ros.training.samples import SomeRows
 
     rows = data.part("test")
-    report_unusable(data.name, rows)
-    if args.limit is None or args.limit >= len(rows):
-        return rows
-    return SomeRows(rows, evenly_spaced(args.limit, len(rows)))
+    return SomeRows(rows, evenly_spaced(args.limit or len(rows), len(rows)))
 
 
 def _add_latency(
-    args: argparse.Namespace, target: Target, networks: list[Trainable], entries: list[list[dict[str, Any]]]
+    args: argparse.Namespace, target: Target, networks: list[Trainable], groups: list[list[dict[str, Any]]]
 ) -> None:
     """Time each network as the node serves it; all rows of a network show this time."""
     from multi_dnn_ros.planning.timing import compare
@@ -269,6 +237,49 @@ def _add_latency(
     width, height = networks[0].size
     modules = [network.network for network in networks]
     for count, times in compare(modules, (1, 3, height, width), target, (1, instances(args, target))).items():
-        for rows, ms in zip(entries, times, strict=True):
+        for rows, ms in zip(groups, times, strict=True):
             for row in rows:
                 row["latency_ms"].append({"instances": count, "ms": ms, "target": target.name()})
+
+
+def label(network: Mapping[str, Any]) -> str:
+    """Name of a row: the model and, after it, the backend that served it."""
+    served = network["served"]
+    return str(network["model"]) + (f", served: {served['backend']} {served['precision']}" if served else "")
+
+
+def _print(content: Mapping[str, Any]) -> None:
+    """Print a row per network, with changes relative to the first, and the precision and recall by threshold."""
+    from multi_dnn_ros.common.reporting import table, with_change
+
+    networks = content["networks"]
+    first, sets = networks[0], list(networks[0]["scores"])
+    # The score of a class, such as map50_car, is only in the report.
+    shown = list(dict.fromkeys(name for network in networks for scores in network["scores"].values() for name in scores
+                               if name != "images" and not name.startswith("map50_")))  # fmt: skip
+    header = ["network", *(name if len(sets) == 1 else f"{name} ({data})" for data in sets for name in shown)]
+    header += ["GMACs", "M parameters", "MB"]
+    header += ["ms alone" if it["instances"] == 1 else f"ms, {it['instances']} at once" for it in first["latency_ms"]]
+    rows = []
+    for network in networks:
+        cells = [label(network), *(_share(network["scores"][data].get(name)) for data in sets for name in shown)]
+        values = [(each["macs"] / 1e9, each["parameters"] / 1e6, each["file_bytes"] / 1e6,
+                   *(entry["ms"] for entry in each["latency_ms"])) for each in (network, first)]  # fmt: skip
+        cells += [
+            with_change(own, None if network is first else of_first) for own, of_first in zip(*values, strict=True)
+        ]
+        rows.append(cells)
+    print(table(header, rows))
+    counts = ", ".join(f"{name} ({scores['images']} images)" for name, scores in first["scores"].items())
+    print(f"Scored on the test part: {counts}.")
+    for network in networks:
+        for name, points in network.get("operating_points", {}).items():
+            lines = [
+                [f"{point['threshold']:.2f}", *(_share(point[key]) for key in list(point)[1:])] for point in points
+            ]
+            print(f"\n{label(network)} on {name}")
+            print(table(("score threshold", "precision", "recall", "false per image"), lines))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

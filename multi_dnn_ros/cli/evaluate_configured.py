@@ -9,6 +9,7 @@ from multi_dnn_ros.cli.configured_dnn import read_configured
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common.errors import CommandError
 
+JSON_NAME = "report.json"
 #: Options that are allowed only with MODEL, with their defaults.
 MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": [],
@@ -28,7 +29,6 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.pipeline.tiles_check import check_tiles
-    from multi_dnn_ros.training.comparison import JSON_NAME
     from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
     from multi_dnn_ros.training.data import evenly_spaced
     from multi_dnn_ros.training.samples import SomeRows

@@ -56,7 +56,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("ray",),
     )  # fmt: skip
     add = parser.add_argument
-    add("jobs", type=Path, metavar="YAML", help="file of training jobs, see docs/fleet.md")
+    add("jobs", type=Path, metavar="YAML", help="file of training jobs, see docs/training.md")
     add("--units", type=positive, metavar="N",
         help="number of units (default: all GPUs; without a GPU, or with --threads, two)")  # fmt: skip
     add("--threads", type=positive, metavar="N",

@@ -1,50 +1,67 @@
-"""``multi-dnn inspect``: what a model is, which decoder reads it, and the parameters that serve it."""
+"""Show the inputs, outputs, decoder and parameters of a model.
+
+For a model the command shows inputs and outputs, which decoder reads the outputs and why, class names, operators, MACs
+and parameters, whether the CPU of this machine runs it, and the parameters to paste into a file for the node. If no
+decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve the model as it is.
+
+With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, its crop and its
+tiles.
+
+examples:
+  multi-dnn inspect yolov8n.onnx
+  multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
+  multi-dnn inspect people.onnx --labels person --json
+  multi-dnn inspect --params-file my_robot.yaml --dnn road --image road.jpg
+  multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import reprlib
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli import inspect_configured
-from multi_dnn_ros.cli.arguments import fraction, size
+from multi_dnn_ros.cli.arguments import size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP, WEIGHTS_HELP
+from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured, read_configured
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP, WEIGHTS_HELP, check_models
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.cli.inspection import Inspection
+    from multi_dnn_ros.models.dnn import Dnn, Source
+    from multi_dnn_ros.models.onnx_header import Value
+    from multi_dnn_ros.settings.schema import DnnConfig
 
-_DETAILS = """\
-Show the inputs and outputs of a model, which decoder reads its outputs and why, its class names, operators, MACs and
-parameters, on which backends of this machine it runs, and the parameters to paste into a file for the node.
-
-If no decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve the model as it
-is.
-"""
-_EXAMPLES = """\
-multi-dnn inspect yolov8n.onnx
-multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
-multi-dnn inspect people.onnx --labels person --json
-multi-dnn inspect --params-file my_robot.yaml --dnn road --image road.jpg
-multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
-"""
-#: Maximum number of operators in a line of text; --json has all of them.
-_OPERATORS = 12
+#: Name of the DNN of MODEL in errors, and the arguments that set its parameters.
+_NAME = "model"
+_ARGUMENTS = {"model": "argument MODEL", "weights": "--weights", "decoder": "--decoder", "labels": "--labels"}
+#: Options that are allowed only with MODEL, with their defaults.
+_MODEL_OPTIONS: dict[str, object] = {"weights": "default", "size": None, "decoder": "auto", "labels": []}
+_PICTURES = (".png", ".jpg", ".jpeg")
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "inspect", "show the inputs, outputs, decoder and parameters of a model", details=_DETAILS,
-        examples=_EXAMPLES, run=run,
-    )  # fmt: skip
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
+class ModelProblems(CommandError):
+    """The node cannot serve the model. problems: a line for each reason."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "inspect", __doc__, run)
     add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
     add_configured_dnn(parser)
     add("--weights", default="default", metavar="NAME", help=WEIGHTS_HELP)
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
@@ -53,98 +70,279 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, the model's own, otherwise the "
         "one that reads outputs of these shapes)")  # fmt: skip
     add("--labels", nargs="+", default=[], metavar="NAME", help="class names, a file of them, coco80 or coco91")
-    add("--keep", nargs="+", default=[], metavar="NAME", help="classes to report")
-    add("--compile", action="store_true", help="also try backends that take minutes to compile")
     add("--json", action="store_true", help="print JSON")
-    image = parser.add_argument_group("one image through the model, on the CPU")
-    image.add_argument("--image", type=Path, metavar="FILE", help="draw what the model finds in this JPEG or PNG")
-    image.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="file for the picture (default: <model>_<image>.png in the current folder)",
-    )
-    image.add_argument(
-        "--threshold",
-        type=fraction,
-        default=0.0,
-        metavar="X",
-        help="score threshold, 0..1; 0: the model's own, otherwise that of the decoder (default: %(default)s)",
-    )
+    add("--image", type=Path, metavar="FILE",
+        help="draw what the model finds in this JPEG or PNG, computed on the CPU")  # fmt: skip
+    add("--output", type=Path, metavar="FILE",
+        help="file for the picture of --image (default: <model>_<image>.png in the current folder)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, print the result and draw the image."""
-    if args.output is not None and args.image is None:
-        raise UsageError("--output is for the picture of --image; give --image, too")
-    if args.output is not None and args.output.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise UsageError(f"--output is {args.output}; expected a name that ends in .png or .jpg")
-    if args.output is not None and args.output.resolve() == args.image.resolve():
-        raise UsageError(
-            f"--output {args.output} is the file of --image, which would be overwritten; name another file"
-        )
-    check_configured(args, args.model, inspect_configured.MODEL_OPTIONS)
-    if args.params_file is not None:
-        if args.output is not None:
-            check_writable("--output", args.output)
-        return inspect_configured.inspect_configured(args)
-    output = args.output
+    check_configured(args, args.model, _MODEL_OPTIONS)
+    _check_picture(args)
+    content: dict[str, Any] = {}
+    problems: list[str] = []
+    if args.params_file is None:
+        check_models(args.model)
+        dnn = _inspect_model(args, content, problems)
+    else:
+        dnn = _inspect_configured(args, content)
     if args.image is not None:
-        output = output or Path(f"{Path(args.model.replace(':', '_')).stem}_{args.image.stem}.png")
-        check_writable("--output", output)
+        if dnn is None:
+            problems.append(f"--image: nothing is drawn, as {args.model} cannot be run")
+        else:
+            content["image"] = _draw_image(dnn, args.image, args.output)
+    # Messages about the parameters of the DNN, as messages about the arguments that set them.
+    problems = [
+        re.sub(rf"parameter dnn\.{_NAME}\.(\w+)", lambda match: _ARGUMENTS.get(match[1], match[0]), text).replace(
+            f"dnn.{_NAME}: ", ""
+        )
+        for text in problems
+    ]
+    content["problems"] = problems
+    if args.json or content.keys() > {"model", "problems"}:
+        print(json.dumps(content, indent=2) if args.json else _text(content))
+    if problems:
+        raise ModelProblems(problems)
+    return 0
+
+
+def _check_picture(args: argparse.Namespace) -> None:
+    """Check --image and --output before PyTorch is imported, and set the default of --output."""
+    if args.image is None:
+        if args.output is not None:
+            raise UsageError("--output is for the picture of --image; give --image, too")
+        return
+    if not args.image.is_file():
+        raise CommandError(f"--image is {args.image}: no such file")
+    if args.output is None:
+        subject = args.model or args.dnn or args.params_file.stem
+        args.output = Path(f"{Path(subject.replace(':', '_')).stem}_{args.image.stem}.png")
+    if args.output.suffix not in _PICTURES:
+        raise UsageError(f"--output is {args.output}; expected a name that ends in {' or '.join(_PICTURES)}")
+    if args.output.resolve() == args.image.resolve():
+        raise UsageError(f"--output {args.output} is the file of --image, which would be overwritten; name another")
+    check_writable("--output", args.output)
+
+
+def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
+    from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.pipeline.tiles_check import check_tiles
+
+    name, config = read_configured(args)
+    settings = config.dnns[name]
+    dnn = load_dnn(name, settings)
+    check_tiles(dnn, settings)
+    content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop), "tiles": settings.tiles}
+    content |= {"input_size": [dnn.preprocess.width, dnn.preprocess.height], "results": _results(dnn)}
+    return dnn
+
+
+def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: list[str]) -> Dnn | None:
+    """Fill in what was found out about MODEL, and each reason why the node cannot serve it; None: it cannot run."""
     import torch
 
-    from multi_dnn_ros.cli.inspection import as_arguments, inspect_model
+    from multi_dnn_ros.common.error_text import summarize_error
+    from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.decoders.layout import shape_text
+    from multi_dnn_ros.decoders.registry import DECODERS
+    from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
     from multi_dnn_ros.models.errors import ModelError
+    from multi_dnn_ros.models.label_names import assumed_labels
+    from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.models.onnx_header import read_onnx_header
+    from multi_dnn_ros.models.sources import load_source
     from multi_dnn_ros.settings.schema import DnnConfig
 
     width, height = args.size or (0, 0)
     config = DnnConfig(
         role="network", model=args.model, weights=args.weights, decoder=args.decoder, labels=tuple(args.labels),
-        keep=tuple(args.keep), input_width=width, input_height=height, score_threshold=args.threshold,
+        input_width=width, input_height=height,
     )  # fmt: skip
-    devices = [torch.device("cpu"), *([torch.device("cuda:0")] if torch.cuda.is_available() else [])]
+    content["model"] = args.model
     try:
-        result = inspect_model(config, devices, compile_too=args.compile)
-    except ModelError as error:
-        raise CommandError(as_arguments(str(error))) from error
-    content = result.as_json()
-    if args.image is not None and result.dnn is not None:
-        from multi_dnn_ros.cli.inspect_image import draw_image
+        if Path(args.model).suffix.lower() == ".onnx":
+            header = read_onnx_header(Path(args.model))
+            content |= {"producer": header.producer, "opsets": header.opsets, "operators": header.operators}
+            content |= {
+                "inputs": list(map(_described, header.inputs)),
+                "outputs": list(map(_described, header.outputs)),
+            }
+        source = load_source(_NAME, config)
+        size = input_size(source, config)
+        if size is None:
+            raise ModelError(f"{args.model} has no input size of its own; give one with --size")
+        inputs = (torch.zeros(1, 3, size[1], size[0]),)
+        content |= {"input_size": list(size), "inputs": content.get("inputs", [shape_text(tuple(inputs[0].shape))])}
+        with suppress(ModelError, RuntimeError):  # a network that cannot be run is a problem below
+            counted = cost(source.network, inputs)
+            content |= {"macs": counted.macs, "parameters": counted.parameters}
+        classes = source.classes
+        named = args.decoder if args.decoder != "auto" else source.decoder
+        content["decoder"], content["why"] = named, "--decoder" if args.decoder != "auto" else "named by the model"
+        if source.detector is None:
+            shapes = (source.outputs if has_shapes(source) else None) or run_on_zeros(source, args.model, size)
+            content["outputs"] = content.get("outputs") or list(map(shape_text, shapes))
+            found = recognized(source, _NAME, config, shapes)
+            if not named:
+                content["decoder"], content["why"] = found.chosen, found.why
+                if not found.chosen:
+                    raise ModelError(
+                        f"{found.why}; export it in one of these layouts, or write a decoder (docs/extending.md)"
+                    )
+            matching = (match.classes for name, match in found.matches if name == content["decoder"])
+            classes = classes or next(matching, 0)
+        decoder = DECODERS.get(content["decoder"])
+        assumed: dict[str, Any] = {}
+        if not (args.labels or source.labels or (decoder.default_labels and classes <= 1)):
+            if not classes:
+                raise ModelError("the number of classes is unknown: name the classes with --labels")
+            assumed["labels"] = assumed_labels(classes)
+        kind = DECODERS.get(content["decoder"]).result_kind
+        if kind == "lanes" and classes > 2:
+            labels = args.labels or source.labels or assumed["labels"]
+            assumed["keep"] = (labels[-1],)
+        if args.decoder == "auto" and not source.decoder:
+            config = config.model_copy(update={"decoder": content["decoder"]})
+        config = config.model_copy(update=assumed)
+        dnn = load_dnn(_NAME, config)
+        content |= {"result_kind": dnn.result_kind, "labels": list(dnn.labels), "results": _results(dnn)}
+        content["backend"] = _run_on_cpu(dnn, config)
+        content["yaml"] = _yaml(config, dnn, source, assumed)
+    except (ModelError, extensions.ExtensionError) as error:
+        problems += str(error).splitlines()
+        return None
+    except RuntimeError as error:
+        problems.append(f"{args.model} cannot be run: {summarize_error(error)}")
+        return None
+    return dnn
 
-        content["image"] = draw_image(result.dnn, args.image, output)
-    print(json.dumps(content, indent=2) if args.json else _text(result, content))
-    if args.image is not None and result.dnn is None:
-        raise CommandError(f"--image: {args.model} cannot be run; the reason is the first problem above")
-    return 0 if result.served else 1
+
+def _run_on_cpu(dnn: Dnn, config: DnnConfig) -> str:
+    """Run the DNN on a black image as the node would on this CPU. Raises RuntimeError or ModelError."""
+    import torch
+
+    from multi_dnn_ros.pipeline.build import make_task
+    from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
+    from multi_dnn_ros.planning.frame_times import run_on_black
+
+    device = torch.device("cpu")
+    task = make_task(dnn, config, ("camera",), choose_backend("auto", device, dnn=_NAME), device)
+    run_on_black(task, device, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))
+    return f"runs on the CPU, by {backend_name('auto', device, _NAME)}"
 
 
-def _text(result: Inspection, content: dict[str, object]) -> str:
-    lines = [f"model       {result.model}"]
-    if result.header is not None:
-        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in result.header.opsets.items())
-        lines.append(f"file        ONNX of {result.header.producer or 'an unknown program'}, opset {opsets}")
-    lines += [f"input       {text}" for text in result.inputs]
-    lines += [f"output      {text}" for text in result.outputs]
-    if result.decoder:
-        lines.append(f"decoder     {result.decoder}: {result.why}")
-    else:
-        lines.append("decoder     none" if result.why else "decoder     unknown")
-    if result.labels:
-        shown = ", ".join(result.labels[:8]) + (", ..." if len(result.labels) > 8 else "")
-        lines.append(f"labels      {len(result.labels)} by {result.labels_from}: {shown}")
-    if result.operators:
-        shown = ", ".join(f"{name} {count}" for name, count in list(result.operators.items())[:_OPERATORS])
-        more = len(result.operators) - _OPERATORS
-        lines.append(f"operators   {shown}" + (f" and {more} others" if more > 0 else ""))
-    if result.macs is not None and result.parameters is not None:
-        lines.append(f"cost        {result.macs / 1e9:.3f} GMACs, {result.parameters / 1e6:.2f} million parameters")
-    lines += [f"backend     {name}: {text}" for name, text in result.backends.items()]
-    lines += [f"problem     {text}" for problem in result.problem_texts for text in problem.splitlines()]
-    image = content.get("image")
-    if isinstance(image, dict):
-        lines += [f"found       {text}" for text in image["found"] or ["nothing above the threshold"]]
-        lines.append(f"picture     {image['file']}")
-    if result.yaml:
-        lines += ["", "# parameters for the node", result.yaml.rstrip()]
+def _results(dnn: Dnn) -> dict[str, Any]:
+    """How each result is decoded, by its name."""
+    from multi_dnn_ros.vision.results import result_name
+
+    return {
+        result_name(dnn.name, name): {
+            "result_kind": output.result_kind,
+            "decoder": output.decoder_name or type(output.decoder).name,
+            "raw_outputs": None if output.raw_outputs is None else list(output.raw_outputs),
+            "labels": list(output.labels),
+        }
+        for name, output in dnn.outputs.items()
+    }
+
+
+def _yaml(config: DnnConfig, dnn: Dnn, source: Source, assumed: Mapping[str, object]) -> str:
+    """The parameters that serve this model, with a comment on what was assumed."""
+    role = {"lanes": "lane", "detections": "object"}.get(dnn.result_kind, dnn.result_kind)
+    file = Path(config.model)
+    values: dict[str, object] = {"role": role, "model": str(file.absolute()) if file.is_file() else config.model}
+    if config.weights != "default":
+        values["weights"] = config.weights
+    if config.decoder != "auto":
+        values["decoder"] = config.decoder
+    values |= {name: list(getattr(config, name)) for name in ("labels", "keep") if getattr(config, name)}
+    if (dnn.preprocess.width, dnn.preprocess.height) != source.size:
+        values |= {"input_width": dnn.preprocess.width, "input_height": dnn.preprocess.height}
+    comments = dict.fromkeys(assumed, "  # assumed, as the file does not say it")
+    body = "\n".join(f"        {name}: {json.dumps(value)}{comments.get(name, '')}" for name, value in values.items())
+    return f"/**:\n  ros__parameters:\n    dnns: [{role}]\n    dnn:\n      {role}:\n{body}\n"
+
+
+def _draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, Any]:
+    """Run the image through the network, layer by layer in float32, and write the picture with all results.
+
+    Returns `found`, a line for each object, lane or class that was found, and `picture`, the file.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from multi_dnn_ros.camera.sources import ImageSource
+    from multi_dnn_ros.vision.drawing import draw
+    from multi_dnn_ros.vision.overlay_files import save_picture
+    from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
+    from multi_dnn_ros.vision.results import result_name, results_by_name
+
+    (source,) = ImageSource(image).items()
+    pixels = source.image
+    with torch.inference_mode():
+        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(torch.from_numpy(pixels))))
+    result = dnn.results([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
+    found = results_by_name(dnn.name, result)
+    kinds = {result_name(dnn.name, name): RESULT_KINDS.get(each.result_kind) for name, each in dnn.outputs.items()}
+    save_picture(output, draw(pixels, [Layer(name, kinds[name], part) for name, part in found.items()]))
+    lines = [f"{name}: {line}" if len(found) > 1 else line for name, part in found.items() for line in _found(part)]
+    return {"found": lines, "picture": str(output)}
+
+
+def _found(result: Any) -> list[str]:
+    """A line for each object, lane or class that the model found; one for a result of another package."""
+    import numpy as np
+
+    from multi_dnn_ros.vision.results import NO_CLASS, Lanes, Mask, boxes_of
+
+    if (boxes := boxes_of(result)) is not None:
+        return [
+            f"{boxes.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
+            for box, score, number in zip(boxes.boxes, boxes.scores, boxes.class_ids, strict=True)
+        ]
+    if isinstance(result, Lanes):
+        return [f"lane {lane.number}, score {lane.score:.2f}, {len(lane.points)} points" for lane in result.lanes]
+    if isinstance(result, Mask):
+        ids, counts = np.unique(result.class_ids, return_counts=True)
+        return [
+            f"{'no class' if number == NO_CLASS else result.labels[number]}: {count / counts.sum():.1%} of the pixels"
+            for number, count in zip(ids.tolist(), counts.tolist(), strict=True)
+        ]
+    if not is_dataclass(result):
+        return [" ".join(reprlib.repr(result).split())]
+    values = ", ".join(
+        f"{each.name} {' '.join(reprlib.repr(getattr(result, each.name)).split())}" for each in fields(result)
+    )
+    return [f"{type(result).__name__}: {values}"]
+
+
+def _described(value: Value) -> str:
+    from multi_dnn_ros.decoders.layout import shape_text
+
+    return f"{value.name} {shape_text(value.shape) if value.shape is not None else 'of unknown shape'} {value.dtype}"
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """The values of the JSON as lines of a name and a value; the parameters to paste come last."""
+    lines = []
+    values = {**content, **content.get("image", {"image": None})}
+    for name, value in values.items():
+        if name in ("image", "yaml", "results") or not value:
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(f"{key or 'ai.onnx'} {number}" for key, number in value.items())
+        elif name == "labels":
+            value = f"{len(value)}: {', '.join(value)}"
+        parts = value if name in ("inputs", "outputs", "found", "problems") else [f"{value}"]
+        lines += [f"{name:<12}{part if name == 'why' else textwrap.shorten(part, 110)}" for part in parts]
+    for name, result in content.get("results", {}).items() if "dnn" in content else ():
+        read = "all" if result["raw_outputs"] is None else ", ".join(map(str, result["raw_outputs"]))
+        text = f"{name}: {result['result_kind']} by decoder {result['decoder']}, raw outputs: {read}"
+        lines += [f"result      {text}", f"            labels: {textwrap.shorten(', '.join(result['labels']), 90)}"]
+    if content.get("image") and not content["image"]["found"]:
+        lines.append("found       nothing above the threshold")
+    if content.get("yaml"):
+        lines += ["", "# parameters for the node", content["yaml"].rstrip()]
     return "\n".join(lines)

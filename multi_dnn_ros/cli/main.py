@@ -1,8 +1,8 @@
-"""The command ``multi-dnn``: one module of this folder per verb.
+"""The command ``multi-dnn``: one module of this folder per command.
 
-The module of a verb has ``add_parser(subparsers)``, which declares its arguments
+Such a module has ``add_parser(commands)``, which declares its arguments
 (:func:`multi_dnn_ros.cli.commands.add_command`), and ``run(args) -> int``, which does the work and returns the exit
-code. Large libraries are imported inside ``run``, so that ``--help`` answers quickly. A verb that needs optional
+code. Large libraries are imported inside ``run``, so that ``--help`` answers quickly. A command that needs optional
 libraries (:mod:`multi_dnn_ros.common.extras`) sets their import names as the default ``libraries``.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
@@ -18,12 +18,12 @@ import traceback
 from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.cli.commands import GroupedCommands, HelpFormatter, grouped
+from multi_dnn_ros.cli.commands import HelpFormatter
 from multi_dnn_ros.common.environment import check_process, with_memory_limit
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
 
-#: Verbs by the heading that `--help` lists them under.
+#: Commands by the heading that `--help` lists them under.
 GROUPS = {
     "try it without a camera": ("demo",),
     "run DNNs on cameras and recordings": ("run", "build", "camera", "replay"),
@@ -32,7 +32,7 @@ GROUPS = {
     "measure and plan": ("devices", "profile", "partition", "benchmark"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
-#: Modules of verbs that cannot be named after the verb: a module `inspect` could hide Python's own.
+#: Modules of commands that cannot be named after the command: a module `inspect` could hide Python's own.
 MODULES = {"inspect": "inspect_model"}
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
@@ -60,10 +60,12 @@ examples:
 
 #: Maximum number of pixels of an image that OpenCV decodes. OpenCV reads the variable when it is loaded.
 _OPENCV_LIMIT = ("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
+#: Errors that say enough for the user: their message is shown without their type.
+_REPORTED = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
 
 
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
-    """The parser of the command line. verbs: the verbs that it accepts, each of which takes time to import."""
+    """The parser of the command line. verbs: the commands that it accepts, each of which takes time to import."""
     parser = argparse.ArgumentParser(
         prog="multi-dnn",
         usage="multi-dnn [-h] [--version] [--debug] COMMAND ...",
@@ -75,18 +77,17 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
         "--debug", action="store_true", help=f"show the traceback of an error (or set {_DEBUG_VARIABLE}=1)"
     )
     commands = parser.add_subparsers(
-        action=GroupedCommands,
-        dest="command",
-        metavar="COMMAND",
-        required=True,
-        prog=parser.prog,
-        help=argparse.SUPPRESS,
+        dest="command", metavar="COMMAND", required=True, prog=parser.prog, help=argparse.SUPPRESS
     )
-    assert isinstance(commands, GroupedCommands)
     for verb in verbs:
         importlib.import_module(f"multi_dnn_ros.cli.{MODULES.get(verb, verb)}").add_parser(commands)
     if len(verbs) == len(VERBS):
-        parser.description = f"{_DESCRIPTION}\n{grouped(GROUPS, commands.summaries)}"
+        summaries = {action.dest: action.help for action in commands._choices_actions}
+        groups = (
+            "\n".join((f"{heading}:", *(f"  {verb:<11}{summaries[verb]}" for verb in listed)))
+            for heading, listed in GROUPS.items()
+        )
+        parser.description = "\n\n".join((_DESCRIPTION, *groups))
     return parser
 
 
@@ -105,52 +106,19 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, ros
 
 
-def _replace_closed_streams() -> None:
-    """Open /dev/null for standard streams that are closed, as in a process without a terminal.
-
-    The next files that are opened would get their numbers, and libraries in C would write their warnings into them.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets this number, the lowest that is free
-            os.set_inheritable(number, True)  # otherwise it is closed in the processes that this one starts
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  for the rest of the process
-
-
-def _is_utf8(argument: str) -> bool:
-    """Whether an argument was UTF-8. Others cannot be written to JSON files, and some libraries end the process when
-    they get such a path, as OpenCV does.
-    """
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(argument: str) -> str:
-    """An argument with its bytes that are not UTF-8 as \\xNN."""
-    return os.fsencode(argument).decode("utf-8", "backslashreplace")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
     _replace_closed_streams()
     ours, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
-    # The help and the error about an unknown verb list all verbs; a command needs only its own parser.
+    # The help and the error about an unknown command list all; a command needs only its own parser.
     parser = build_parser(ours[:1] if ours[:1] and ours[0] in VERBS else VERBS)
     args = parser.parse_args(ours)
     args.ros_args = ros_args
     program = f"{parser.prog} {args.command}"
     try:
         check_process()
-        for argument in ours:
-            if not _is_utf8(argument):
-                raise UsageError(f"argument '{_shown(argument)}' is not UTF-8; rename the file or folder")
+        _check_utf8(ours)
         if ros_args and not getattr(args, "takes_ros_args", False):
             raise UsageError("--ros-args are for commands that start a ROS node: run, camera")
         require(args.command, *getattr(args, "libraries", ()))
@@ -170,20 +138,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lines_of(error: Exception) -> list[str]:
-    """A line for each problem of a ParameterError; every other error as one line."""
-    problems = getattr(error, "problems", ())
-    return [" ".join(problem.split()) for problem in problems] or [describe(error)]
-
-
-def describe(error: Exception) -> str:
-    """An error as one line for the user. An unexpected error is shown with its type and how to get its traceback."""
+    """A line for each of an error's `problems`; one for every other error, with its type if it is unexpected."""
+    if problems := getattr(error, "problems", ()):
+        return [" ".join(problem.split()) for problem in problems]
     text = " ".join(str(error).split())
-    reported = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
-    if isinstance(error, reported) and not isinstance(error, KeyError) and text:
+    if isinstance(error, _REPORTED) and not isinstance(error, KeyError) and text:
         # An OSError without a file: a library that cannot be loaded, or a process that cannot be started.
-        return with_memory_limit(text) if getattr(error, "filename", "") is None else text
+        return [with_memory_limit(text) if getattr(error, "filename", "") is None else text]
     help_text = "unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback"
-    return with_memory_limit(f"{type(error).__name__}: {text} ({help_text})")
+    return [with_memory_limit(f"{type(error).__name__}: {text} ({help_text})")]
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null for standard streams that are closed, as in a process without a terminal.
+
+    The next files that are opened would get their numbers, and libraries in C would write their warnings into them.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets this number, the lowest that is free
+            os.set_inheritable(number, True)  # otherwise it is closed in the processes that this one starts
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _check_utf8(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an argument that is not UTF-8: it cannot be written to JSON files, and some libraries end
+    the process when they get such a path, as OpenCV does.
+    """
+    for argument in arguments:
+        shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+        if shown != argument:
+            raise UsageError(f"argument '{shown}' is not UTF-8; rename the file or folder")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.training.data_kinds import help_text
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
+#: Values of --backend.
+BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
 WEIGHTS_HELP = (
@@ -50,6 +52,11 @@ def add_model(
         "models" if several else "model", metavar="MODEL", help=f"{what}: {MODEL_HELP}",
         nargs="*" if several and optional else "+" if several else None,
     )  # fmt: skip
+
+
+def add_timing_weights(parser: argparse._ActionsContainer) -> None:
+    """--weights of a command that measures times, for which random ones suffice."""
+    parser.add_argument("--weights", default="", metavar="WEIGHTS", help=_TIMING_WEIGHTS_HELP)
 
 
 def add_loading(parser: argparse._ActionsContainer, weights: str = "default") -> None:
@@ -111,6 +118,30 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
     )  # fmt: skip
 
 
+def check_given_weights(args: argparse.Namespace, option: str) -> None:
+    """Raise UsageError if MODEL takes weights and --weights is not given. option: what needs them."""
+    from multi_dnn_ros.models.registry import source_of
+
+    origin = source_of(args.model)
+    if not args.weights and origin is not None and origin.takes_weights:
+        raise UsageError(f"{option} needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random")
+
+
+def check_models(*models: str) -> None:
+    """Raise CommandError unless each name has the form of a model and, if it is one of a file, the file exists.
+
+    It does not import PyTorch, so that a wrong name is reported at once.
+    """
+    from multi_dnn_ros.models.registry import source_name
+
+    for model in models:
+        form = source_name(model)
+        if not form:
+            raise CommandError(f"argument MODEL is '{model}'; allowed: {MODEL_HELP}")
+        if form.startswith(".") and not Path(model).is_file():
+            raise CommandError(f"argument MODEL is '{model}': there is no such file")
+
+
 def weights_of(args: argparse.Namespace, model: str) -> tuple[str, int]:
     """--weights and --num-classes if `model` takes weights; other models come with their own."""
     from multi_dnn_ros.models.registry import source_of
@@ -160,9 +191,8 @@ def check_weights(args: argparse.Namespace, models: Sequence[str]) -> None:
 def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
     """How networks are timed: --backend, --precision, --sms, --instances. int8: whether the command calibrates it."""
     add = parser.add_argument
-    backends = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
     add("--backend", default="auto", metavar="NAME",
-        help=f"backend that the node will use: {backends} (default: %(default)s)")  # fmt: skip
+        help=f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
     add("--precision", choices=[name for name in PRECISIONS if int8 or name != "int8"], default="auto",
         help="precision that the node will use (default: %(default)s)")  # fmt: skip
     add("--sms", type=positive, metavar="N",
@@ -185,7 +215,7 @@ def read_target(
 
     calibration: makes the inputs on which int8 is calibrated; needed only for that precision.
     """
-    from multi_dnn_ros.benchmark.paper.partition import check_partition
+    from multi_dnn_ros.benchmark.paper.prepare import check_partition
     from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,3 +130,23 @@ def save_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> No
 
     if path is not None:
         write_json(path, {**first, **provenance(), **figures})
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of one form, as a JSON file has them, as a Markdown table: numbers with three digits, None as a dash."""
+    from multi_dnn_ros.common.reporting import table, three_digits
+
+    def text(value: Any) -> str:
+        if value is None or value == () or value == []:
+            return "-"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name} {text(each)}" for name, each in value.items()) or "-"
+        if isinstance(value, (list, tuple)):
+            return ", ".join(map(str, value))
+        return three_digits(value) if isinstance(value, float) else str(value)
+
+    if not rows:
+        return ""
+    return table(
+        [name.replace("_", " ") for name in rows[0]], [[text(value) for value in row.values()] for row in rows]
+    )

@@ -1,10 +1,27 @@
-"""``multi-dnn partition``: split one batch over several units, by measured times."""
+"""Split one large batch over several devices.
+
+The images of a batch run on several units at once, so that the last unit finishes as early as possible. First
+`profile` measures a network on each unit; `plan` and `run` use these tables.
+
+A unit is one of:
+  cpu              all cores that this process may use
+  cpu:8            8 threads
+  cuda:0           a GPU
+  openvino:gpu     an execution provider of ONNX Runtime (docs/devices.md)
+
+examples:
+  multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
+  multi-dnn partition plan torchvision:resnet18 --batch 100
+  multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
+  multi-dnn partition table torchvision:resnet18
+  multi-dnn partition io torchvision:resnet18 --units cpu:1 --batch 8 --max-batch 64 --increment 8
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.arguments import positive, size
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
-from multi_dnn_ros.cli.options import check_files
+from multi_dnn_ros.cli.options import check_files, rows_table
 from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.planning.batch_units import Unit, UnitError
@@ -26,68 +43,18 @@ if TYPE_CHECKING:
     from multi_dnn_ros.partition.tables import BatchTable
     from multi_dnn_ros.partition.worker import NetworkRequest
 
-_DETAILS = """\
-The images of a batch run on several units at once, so that the last unit finishes as early as possible. First
-`profile` measures a network on each unit; `plan` and `run` use these tables.
 
-A unit is one of:
-  cpu              all cores that this process may use
-  cpu:8            8 threads
-  cuda:0           a GPU
-  openvino:gpu     an execution provider of ONNX Runtime (docs/providers.md)
-"""
-_EXAMPLES = """\
-multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
-multi-dnn partition plan torchvision:resnet18 --batch 100
-multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
-multi-dnn partition table torchvision:resnet18
-multi-dnn partition io torchvision:resnet18 --units cpu:1 --batch 8 --max-batch 64 --increment 8
-"""
-_PROFILE = """\
-The units are measured one after another, each alone, at 1, --max-batch, and 2^n - 1, 2^n and 2^n + 1, where times
-change most. Each result is stored at once in the unit's table; sizes that are stored already are not measured again, so
-that an interrupted command continues when it is repeated. A size that does not fit into memory is noted, and larger
-ones are not tried.
-"""
-_PLAN = """\
-Times between two measured batch sizes are interpolated. A unit gets no more images than it was measured for. Besides
-the plan for all units, those for every subset of them are listed (with more than 8 units: only single units).
-"""
-_RUN = """\
-The batch is divided as by `multi-dnn partition plan`, run once to warm up and then --samples times. Each unit runs in a
-process of its own. Outputs are in the order of the inputs.
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    actions = add_subcommands(add_command(commands, "partition", __doc__), "action")
 
-If a unit fails, or its process is killed, the command ends with an error and writes nothing: repeat it with the other
-units. --compare also runs every subset of the units, and fails if their outputs differ by more than the precision
-allows.
-"""
+    add = _add_action(actions, "profile", profile, measures=True)
+    add("--max-batch", type=positive, required=True, metavar="N", help="largest batch size to measure")
 
+    add = _add_action(actions, "plan", plan, plans=True)
+    add("--batch", type=positive, required=True, metavar="N", help="images in the batch")
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "partition", "split one large batch over several devices", details=_DETAILS, examples=_EXAMPLES
-    )
-    actions = add_subcommands(parser, "action")
-
-    action = add_command(actions, "profile", "measure a network on each unit by batch size", details=_PROFILE,
-                         run=_profile, examples=_EXAMPLES.splitlines()[0])  # fmt: skip
-    _add_common(action, units_required=True, loads=True)
-    action.add_argument("--max-batch", type=positive, required=True, metavar="N", help="largest batch size to measure")
-    _add_samples(action, "runs per batch size, of which medians are stored")
-
-    action = add_command(actions, "plan", "compute how many images of a batch each unit gets", details=_PLAN,
-                         run=_plan, examples=_EXAMPLES.splitlines()[1])  # fmt: skip
-    _add_common(action)
-    _add_planning(action)
-    action.add_argument("--batch", type=positive, required=True, metavar="N", help="images in the batch")
-
-    action = add_command(actions, "run", "run a batch on several units, as planned", details=_RUN, run=_run,
-                         examples=_EXAMPLES.splitlines()[2])  # fmt: skip
-    _add_common(action, loads=True)
-    _add_planning(action)
-    _add_samples(action, "timed runs, of which medians are reported")
-    add = action.add_argument
+    add = _add_action(actions, "run", run, plans=True, runs=True)
     add("--batch", type=positive, metavar="N",
         help="number of random images, or of images to take from --input (default: all of --input)")  # fmt: skip
     add("--input", type=Path, metavar="NPY",
@@ -95,20 +62,44 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
     add("--compare", action="store_true", help="also run every subset of the units, and compare times and outputs")
 
-    action = add_command(actions, "table", "print and correct tables", run=_table, examples=_EXAMPLES.splitlines()[3])
-    _add_common(action)
-    action.add_argument("--drop", type=positive, nargs="+", default=[], metavar="N",
-                        help="first remove these batch sizes, which `profile` then measures again")  # fmt: skip
+    add = _add_action(actions, "table", show_tables)
+    add("--drop", type=positive, nargs="+", default=[], metavar="N",
+        help="first remove these batch sizes, which `profile` then measures again")  # fmt: skip
 
-    action = add_command(actions, "io", "measure how long it takes to copy images to a unit and back", run=_io,
-                         details="No network runs. On a CPU the images are copied within memory.",
-                         examples=_EXAMPLES.splitlines()[4])  # fmt: skip
-    _add_common(action, units_required=True, loads=True)
-    _add_samples(action, "runs per batch size, of which medians are reported")
-    add = action.add_argument
+    add = _add_action(actions, "io", measure_copies, measures=True)
     add("--batch", type=positive, default=1, metavar="N", help="smallest batch size (default: %(default)s)")
     add("--max-batch", type=positive, metavar="N", help="largest batch size (default: --batch)")
     add("--increment", type=positive, default=1, metavar="N", help="step between batch sizes (default: %(default)s)")
+
+
+def _add_action(
+    actions: Commands[argparse.ArgumentParser], name: str, action: Callable[[argparse.Namespace], int], *,
+    measures: bool = False, plans: bool = False, runs: bool = False,
+) -> Callable[..., argparse.Action]:  # fmt: skip
+    """Declare an action with the options that it shares with others, and return its add_argument.
+
+    measures: the units are measured, at --size; otherwise their tables are used, which have the size.
+    """
+    parser = add_command(actions, name, action.__doc__, action)
+    network_arguments.add_model(parser)
+    add = parser.add_argument
+    add("--units", type=_units, required=measures, metavar="UNIT,...",
+        help=f"units, such as cpu:8,cuda:0{'' if measures else ' (default: every unit that has a table)'}")  # fmt: skip
+    add("--precision", choices=[precision for precision in PRECISIONS if precision != "int8"], default="auto",
+        help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
+    add("--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")
+    if measures:
+        add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+    if measures or runs:
+        network_arguments.add_timing_weights(parser)
+        add("--repeats", type=positive, default=9, metavar="N",
+            help="timed runs of each batch, of which medians are reported (default: %(default)s)")  # fmt: skip
+    if plans:
+        add("--search", choices=("exact", "greedy"), default="exact",
+            help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch partitioning "
+            "(default: exact)")  # fmt: skip
+        add("--report", type=Path, metavar="JSON", help="write plans, times and versions to this file")
+    return add
 
 
 def _units(text: str) -> tuple[Unit, ...]:
@@ -121,40 +112,17 @@ def _units(text: str) -> tuple[Unit, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _add_common(parser: argparse.ArgumentParser, *, units_required: bool = False, loads: bool = False) -> None:
-    """The network, the units and the folder of tables. loads: whether the network is loaded, with which weights.
+def profile(args: argparse.Namespace) -> int:
+    """Measure a network on each unit by batch size.
 
-    units_required: the units are measured, at --size; otherwise their tables are used, which have the size.
+    The units are measured one after another, each alone, at 1, --max-batch, and 2^n - 1, 2^n and 2^n + 1, where times
+    change most. Each result is stored at once in the unit's table; sizes that are stored already are not measured
+    again, so that an interrupted command continues when it is repeated. A size that does not fit into memory is noted,
+    and larger ones are not tried.
+
+    examples:
+      multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
     """
-    add = parser.add_argument
-    network_arguments.add_model(parser)
-    add("--units", type=_units, required=units_required, metavar="UNIT,...",
-        help="units, such as cpu:8,cuda:0" + ("" if units_required else " (default: every unit that has a table)"),
-        )  # fmt: skip
-    add("--precision", choices=[name for name in PRECISIONS if name != "int8"], default="auto",
-        help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
-    add("--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")
-    if units_required:
-        add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-    if loads:
-        add("--weights", default="", metavar="WEIGHTS",
-            help="weights of a torchvision network: a file, a name such as IMAGENET1K_V1, or random (default: random, "
-            "which does not change the times)")  # fmt: skip
-
-
-def _add_planning(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--search", choices=("exact", "greedy"), default="exact",
-        help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch partitioning "
-        "(default: exact)")  # fmt: skip
-    add("--report", type=Path, metavar="JSON", help="write plans, times and versions to this file")
-
-
-def _add_samples(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--samples", type=positive, default=9, metavar="N", help=f"{what} (default: %(default)s)")
-
-
-def _profile(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.tables import sizes_to_measure, table_path
 
     for unit in args.units:
@@ -164,7 +132,14 @@ def _profile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _io(args: argparse.Namespace) -> int:
+def measure_copies(args: argparse.Namespace) -> int:
+    """Measure how long it takes to copy images to a unit and back.
+
+    No network runs. On a CPU the images are copied within memory.
+
+    examples:
+      multi-dnn partition io torchvision:resnet18 --units cpu:1 --batch 8 --max-batch 64 --increment 8
+    """
     largest = args.max_batch or args.batch
     if largest < args.batch:
         raise UsageError(f"--max-batch is {largest}; it must be at least --batch, {args.batch}")
@@ -177,17 +152,13 @@ def _io(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(args: argparse.Namespace, unit: Unit, batches: Sequence[int], folder: Path | None) -> BatchTable:
-    from multi_dnn_ros.common.reporting import provenance
-    from multi_dnn_ros.partition.measure import measure_unit
-    from multi_dnn_ros.partition.units import check_available
+def show_tables(args: argparse.Namespace) -> int:
+    """Print and correct tables.
 
-    check_available(args.units, args.precision)  # all of them, before the first is measured for minutes
-    with progress_bar(unit="size") as progress:
-        return measure_unit(unit, _request(args, args.size), batches, args.samples, folder, provenance(), progress)
-
-
-def _table(args: argparse.Namespace) -> int:
+    examples:
+      multi-dnn partition table torchvision:resnet18
+      multi-dnn partition table torchvision:resnet18 --units cpu:1 --drop 15 16
+    """
     from multi_dnn_ros.partition.tables import table_path, write_table
 
     for unit, table in _stored_tables(args).items():
@@ -198,20 +169,46 @@ def _table(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> int:
+def plan(args: argparse.Namespace) -> int:
+    """Compute how many images of a batch each unit gets.
+
+    Times between two measured batch sizes are interpolated. A unit gets no more images than it was measured for.
+    Besides the plan for all units, those for every subset of them are listed (with more than 8 units: only single
+    units).
+
+    examples:
+      multi-dnn partition plan torchvision:resnet18 --batch 100
+    """
     from multi_dnn_ros.partition.plan import make_plan, plan_subsets
 
     check_files(args, "report")
     tables = _stored_tables(args)
-    plan = make_plan(tables, args.batch, args.search)
+    best = make_plan(tables, args.batch, args.search)
     subsets = plan_subsets(tables, args.batch, args.search)
-    print(_plan_table(plan))
-    print(f"\n{_subset_table(subsets, {})}")
-    _report(args, plan=_plan_json(plan), subsets=[_plan_json(each) for each in subsets.values() if each])
+    rows = [{"unit": unit, "images": count, "predicted_ms": best.ms[unit]} for unit, count in best.images.items()]
+    print(f"{rows_table(rows)}\n\n{rows_table(_subset_rows(subsets, {}))}")
+    _report(args, plan=_plan_json(best), subsets=[_plan_json(each) for each in subsets.values() if each])
     return 0
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run a batch on several units, as planned.
+
+    The batch is divided as by `multi-dnn partition plan`, run once to warm up and then --repeats times. Each unit runs
+    in a process of its own. Outputs are in the order of the inputs.
+
+    If a unit fails, or its process is killed, the command ends with an error and writes nothing: repeat it with the
+    other units. --compare also runs every subset of the units, and fails if their outputs differ by more than the
+    precision allows.
+
+    examples:
+      multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
+    """
+    check_files(args, "output", "report")
+    if args.input is None and args.batch is None:
+        raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
+    if args.output is not None:
+        network_arguments.check_given_weights(args, "--output")
     import torch
 
     from multi_dnn_ros.common.reporting import cpu_count
@@ -219,41 +216,38 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.units import check_available, parse_units
     from multi_dnn_ros.planning.batch_units import sharing_warnings
 
-    check_files(args, "output", "report")
     tables = _stored_tables(args)
     units = [unit for name in tables for unit in parse_units(name)]
     check_available(units, args.precision)
     shape = next(iter(tables.values())).shape
-    images = _read_images(args, shape)
+    images = None if args.input is None else _read_images(args, shape)
     batch = args.batch if images is None else len(images)
-    plan = make_plan(tables, batch, args.search)
+    best = make_plan(tables, batch, args.search)
     if images is None:  # only now, because the plan has shown that the units can hold them
         images = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
-    for warning in sharing_warnings([unit for unit in units if plan.images[unit.name]], cpu_count()):
+    for warning in sharing_warnings([unit for unit in units if best.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     subsets = plan_subsets(tables, batch, args.search) if args.compare else {}
-    plans = {tuple(tables): plan, **{subset: each for subset, each in subsets.items() if each is not None}}
+    plans = {tuple(tables): best, **{subset: each for subset, each in subsets.items() if each is not None}}
     runs, outputs = _run_plans(args, units, tables, images, plans)
     done = runs[tuple(tables)]
-    print(_run_table(done))
-    print(f"\npredicted {plan.total_ms:.4g} ms, measured {done.total_ms:.4g} ms "
-          f"({done.total_ms / plan.total_ms - 1:+.1%}), {1e3 * batch / done.total_ms:.4g} images/s")  # fmt: skip
+    print(rows_table(_run_rows(done)))
+    print(f"\npredicted {best.total_ms:.4g} ms, measured {done.total_ms:.4g} ms "
+          f"({done.total_ms / best.total_ms - 1:+.1%}), {1e3 * batch / done.total_ms:.4g} images/s")  # fmt: skip
     if args.compare:
-        print(f"\n{_subset_table(subsets, runs)}")
+        print(f"\n{rows_table(_subset_rows(subsets, runs))}")
     if any(not output.isfinite().all() for output in outputs):
         print("warning: outputs have NaN or infinite values", file=sys.stderr)
-    _write_outputs(args, outputs)
-    _report(args, batch=batch, run=_run_json(done), subsets=[_run_json(run) for run in runs.values()])
+    if args.output is not None:
+        _write_outputs(args.output, outputs)
+    _report(args, batch=batch, run=_run_json(done), subsets=[_run_json(each) for each in runs.values()])
     return 0
 
 
 def _run_plans(
-    args: argparse.Namespace,
-    units: Sequence[Unit],
-    tables: Mapping[str, BatchTable],
-    images: Tensor,
+    args: argparse.Namespace, units: Sequence[Unit], tables: Mapping[str, BatchTable], images: Tensor,
     plans: Mapping[tuple[str, ...], Plan],
-) -> tuple[dict[tuple[str, ...], BatchRun], tuple[Tensor, ...]]:
+) -> tuple[dict[tuple[str, ...], BatchRun], tuple[Tensor, ...]]:  # fmt: skip
     """The runs of all plans, by units, and the outputs of the first. Raises CommandError if others differ from them."""
     import torch
 
@@ -271,20 +265,29 @@ def _run_plans(
         for unit, table in pool.tables.items():
             table.check_same(tables[unit], table_path(_folder(args), args.model, unit, args.precision))
         runner = BatchRunner(pool, images)
-        for subset, plan in plans.items():
+        for subset, each in plans.items():
             with progress_bar(f"{len(images)} images on {' + '.join(subset)}") as progress:
-                runs[subset] = runner.run(plan, args.samples, progress)
+                runs[subset] = runner.run(each, args.repeats, progress)
             outputs = outputs or tuple(output.clone() for output in runner.outputs)
             check_outputs(" + ".join(subset), runner.outputs, outputs, allowed)
     return runs, outputs
+
+
+def _measured(args: argparse.Namespace, unit: Unit, batches: Sequence[int], folder: Path | None) -> BatchTable:
+    from multi_dnn_ros.common.reporting import provenance
+    from multi_dnn_ros.partition.measure import measure_unit
+    from multi_dnn_ros.partition.units import check_available
+
+    check_available(args.units, args.precision)  # all of them, before the first is measured for minutes
+    with progress_bar(unit="size") as progress:
+        return measure_unit(unit, _request(args, args.size), batches, args.repeats, folder, provenance(), progress)
 
 
 def _folder(args: argparse.Namespace) -> Path:
     """--tables, or its default."""
     from multi_dnn_ros.partition.tables import default_folder
 
-    folder: Path | None = args.tables
-    return folder if folder is not None else default_folder()
+    return args.tables or default_folder()
 
 
 def _stored_tables(args: argparse.Namespace) -> dict[str, BatchTable]:
@@ -299,20 +302,11 @@ def _request(args: argparse.Namespace, size: tuple[int, int] | None) -> NetworkR
     return NetworkRequest(args.model, args.precision, args.weights, size)
 
 
-def _read_images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Tensor | None:
-    """The images of --input: (batch, *shape) float32; None without --input. Checks --batch and --output, too."""
+def _read_images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Tensor:
+    """The images of --input: (batch, *shape) float32."""
     import numpy as np
     import torch
 
-    from multi_dnn_ros.models.registry import source_of
-
-    origin = source_of(args.model)
-    if args.output is not None and not args.weights and origin is not None and origin.takes_weights:
-        raise UsageError(f"--output needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random")
-    if args.input is None:
-        if args.batch is None:
-            raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
-        return None
     try:
         images = np.load(args.input)
     except (OSError, ValueError, EOFError) as error:
@@ -325,17 +319,15 @@ def _read_images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Tenso
     return torch.from_numpy(images[: args.batch])
 
 
-def _write_outputs(args: argparse.Namespace, outputs: Sequence[Tensor]) -> None:
+def _write_outputs(path: Path, outputs: Sequence[Tensor]) -> None:
     import numpy as np
 
     from multi_dnn_ros.common.atomic_files import atomic_write
 
-    if args.output is None:
-        return
     arrays: dict[str, Any] = {f"output_{index}": output.numpy() for index, output in enumerate(outputs)}
-    with atomic_write(args.output) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
-    print(f"outputs written to {args.output}")
+    print(f"outputs written to {path}")
 
 
 def _report(args: argparse.Namespace, **content: Any) -> None:
@@ -347,61 +339,34 @@ def _report(args: argparse.Namespace, **content: Any) -> None:
 
 
 def _row_table(table: BatchTable) -> str:
-    """The rows of one table: medians in milliseconds, for the total with half the interquartile range."""
-    from multi_dnn_ros.common.reporting import table as markdown
-    from multi_dnn_ros.common.reporting import three_digits as digits
+    """The rows of one table: medians in milliseconds, and of the total also half the interquartile range."""
+    more = f"\nout of memory with {table.too_large} images" if table.too_large else ""
+    return rows_table([{**dict(row), "ms_per_image": row.total_ms / row.batch} for row in table.rows]) + more
 
-    lines = [
-        [str(row.batch), digits(row.input_ms), digits(row.compute_ms), digits(row.output_ms),
-         f"{digits(row.total_ms)} ± {digits(row.spread_ms)}", digits(row.total_ms / row.batch), str(row.samples)]
-        for row in table.rows
+
+def _run_rows(done: BatchRun) -> list[dict[str, Any]]:
+    """The shares of the round of median length."""
+    return [
+        {"unit": share.unit, "images": share.images, "predicted_ms": done.plan.ms[share.unit],
+         "measured_ms": share.end_ms, **asdict(share.times),
+         "use": f"{(share.end_ms - share.begin_ms) / max(other.end_ms for other in done.typical):.0%}"}
+        for share in done.typical
     ]  # fmt: skip
-    if table.too_large:
-        lines.append([str(table.too_large), *["-"] * 3, "out of memory", "-", "-"])
-    return markdown(["batch", "input ms", "compute ms", "output ms", "total ms", "ms per image", "samples"], lines)
 
 
-def _plan_table(plan: Plan) -> str:
-    from multi_dnn_ros.common.reporting import table
-
-    rows = [[unit, str(count), f"{plan.ms[unit]:.4g}"] for unit, count in plan.images.items()]
-    return table(["unit", "images", "predicted ms"], rows)
-
-
-def _run_table(done: BatchRun) -> str:
-    """The round of median length."""
-    from multi_dnn_ros.common.reporting import table
-
-    end_ms = max(share.end_ms for share in done.typical)
-    rows = []
-    for share in done.typical:
-        ms = (done.plan.ms[share.unit], share.end_ms, share.times.input_ms, share.times.compute_ms,
-              share.times.output_ms)  # fmt: skip
-        use = f"{(share.end_ms - share.begin_ms) / end_ms:.0%}"
-        rows.append([share.unit, str(share.images), *(f"{value:.4g}" for value in ms), use])
-    return table(["unit", "images", "predicted ms", "measured ms", "copy in", "network", "copy out", "use"], rows)
+def _subset_rows(
+    plans: Mapping[tuple[str, ...], Plan | None], runs: Mapping[tuple[str, ...], BatchRun]
+) -> list[dict[str, Any]]:
+    """Predicted and, after a run, measured times of subsets."""
+    return [
+        {"units": " + ".join(subset), "images": " + ".join(map(str, each.images.values())) if each else "too many",
+         "predicted_ms": each and each.total_ms, **({"measured_ms": each and runs[subset].total_ms} if runs else {})}
+        for subset, each in plans.items()
+    ]  # fmt: skip
 
 
-def _subset_table(plans: Mapping[tuple[str, ...], Plan | None], runs: Mapping[tuple[str, ...], BatchRun]) -> str:
-    """Predicted and, after a run, measured times of subsets, compared with the best unit alone."""
-    from multi_dnn_ros.common.reporting import table, with_change
-
-    def best(times: Mapping[tuple[str, ...], float]) -> float | None:
-        return min((ms for subset, ms in times.items() if len(subset) == 1), default=None)
-
-    predicted = {subset: plan.total_ms for subset, plan in plans.items() if plan is not None}
-    measured = {subset: run.total_ms for subset, run in runs.items()}
-    rows = []
-    for subset, plan in plans.items():
-        images = " + ".join(map(str, plan.images.values())) if plan is not None else "too many"
-        row = [" + ".join(subset), images, with_change(predicted.get(subset), best(predicted))]
-        rows.append([*row, with_change(measured.get(subset), best(measured))] if runs else row)
-    head = ["units", "images", "predicted ms (against the best unit alone)"]
-    return table([*head, "measured ms (the same)"] if runs else head, rows)
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    return {"images": dict(plan.images), "unit_ms": dict(plan.ms), "predicted_ms": plan.total_ms}
+def _plan_json(made: Plan) -> dict[str, Any]:
+    return {"images": dict(made.images), "unit_ms": dict(made.ms), "predicted_ms": made.total_ms}
 
 
 def _run_json(done: BatchRun) -> dict[str, Any]:

@@ -1,4 +1,17 @@
-"""``multi-dnn profile``: the time of every layer, alone, under load and in training, and predictions from it."""
+"""Time the layers of DNNs, and predict whether DNNs fit this machine.
+
+`layers` times every layer of a network. `contention` and `learn` make a predictor of layer times under load. `fit` says
+whether the DNNs of a parameter file keep up with their cameras. `training` times the layers of a distributed training
+step. Stop other programs meanwhile: times of a busy machine are too long.
+
+examples:
+  multi-dnn profile layers builtin:object
+  multi-dnn profile contention torchvision:resnet18 builtin:lane builtin:object --output samples.csv
+  multi-dnn profile learn samples.csv --output out/learnt
+  multi-dnn profile layers torchvision:resnet34 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
+  multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
+  multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64
+"""
 
 from __future__ import annotations
 
@@ -6,17 +19,25 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli import profile_fit
-from multi_dnn_ros.cli.arguments import natural, positive, positive_float, size
+from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
-from multi_dnn_ros.cli.network_arguments import add_model, check_backend
-from multi_dnn_ros.cli.options import add_device, check_writable
+from multi_dnn_ros.cli.network_arguments import BACKEND_NAMES, add_model, check_backend, check_models
+from multi_dnn_ros.cli.options import (
+    add_device,
+    add_output,
+    add_params_file,
+    check_files,
+    check_writable,
+    read_config,
+    rows_table,
+    write_figures,
+)
 from multi_dnn_ros.cli.progress import progress_bar
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
@@ -24,84 +45,16 @@ from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
 
-_DETAILS = """\
-`layers` times every layer of a network. `contention` and `learn` make a predictor of layer times under load. `fit` says
-whether the DNNs of a parameter file keep up with their cameras. `training` times the layers of a distributed training
-step. Stop other programs meanwhile: times of a busy machine are too long.
-"""
-_EXAMPLES = """\
-multi-dnn profile layers builtin:object
-multi-dnn profile contention torchvision:resnet18 builtin:lane builtin:object --output samples.csv
-multi-dnn profile learn samples.csv --output out/learnt
-multi-dnn profile layers torchvision:resnet34 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
-multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
-multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64
-"""
-_LAYERS = """\
-Every layer is timed as a stage of its own, by the backend that serves it, with the data that it finds in the network.
-The command prints the slowest layers, the kinds of layers, the jobs, and the sum of the layers beside the network.
-
-The bound of a layer is that of the roofline model: the longer of its arithmetic at the device's highest rate and its
-bytes at the highest memory bandwidth. Both rates are measured first. A layer can be faster than
-its bound if its data is in a cache.
-"""
-_LAYERS_EXAMPLES = """\
-multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
-multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
-"""
-_CONTENTION = """\
-Every layer of the models is timed while background threads (on a CPU) or streams (on a GPU) repeat one kind of load:
-
-  compute   products of matrices
-  memory    copies of memory larger than the caches
-  dnn       a whole network, the first MODEL
-
-The CSV file has a row per layer and load, and is the input of `multi-dnn profile learn`. The rows of each model and
-load are written as soon as they are measured; an interrupted command continues when it is started again, and other
-models, loads and levels are added to an existing table.
-"""
-_LEARN = """\
-Two things are learned from tables of `multi-dnn profile contention`. A decision tree per kind of layer shows which
-quantities determine its time. Two regressors predict times: a linear model (arithmetic and bytes at the limits of the
-device, launches, each times the load) and a random forest.
-
-Both are scored on networks and load levels that were held out, one after another, beside two baselines. The one with
-the smaller mean error is written to predictor.json.
-"""
-_TRAINING = """\
-Several processes train copies of a network on random images with PyTorch's DistributedDataParallel. For each module the
-command prints the times of its forward and backward pass and of the all-reduce of its gradients, from the profiler's
-traces, its operations and bytes, and the bound of the device's roofline. Communication is exposed while nothing else is
-computed. Processes on several hosts are started by torchrun:
-
-  torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
-"""
-_TRAINING_EXAMPLES = """\
-multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64 --output out/training
-multi-dnn profile training torchvision:vgg16 --bucket-mib 0.001   # an all-reduce for every parameter
-"""
 _LOADS = ("compute", "memory", "dnn")
+#: Rate of a camera without parameter rate_hz, in Hz.
+_RATE = 10.0
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "profile", "time the layers of DNNs, and predict whether DNNs fit this machine",
-        details=_DETAILS, examples=_EXAMPLES,
-    )  # fmt: skip
-    actions = add_subcommands(parser, "action")
-    _add_layers(actions)
-    _add_contention(actions)
-    _add_learn(actions)
-    profile_fit.add_action(actions)
-    _add_training(actions)
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    actions = add_subcommands(add_command(commands, "profile", __doc__), "action")
 
-
-def _add_layers(actions: Commands[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        actions, "layers", "time every layer and job of networks, compared with the device's limits",
-        details=_LAYERS, examples=_LAYERS_EXAMPLES, run=_layers,
-    )  # fmt: skip
+    parser = add_command(actions, "layers", layers.__doc__, layers)
     add_model(parser, several=True, what="networks to profile")
     add = parser.add_argument
     _add_size(parser)
@@ -116,13 +69,7 @@ def _add_layers(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, metavar="DIR",
         help="folder for profile.json, layers.csv and roofline.png; with several models a subfolder each")  # fmt: skip
 
-
-def _add_contention(actions: Commands[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        actions, "contention", "time layers under background load and write a table", details=_CONTENTION,
-        examples="multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv",
-        run=_contention,
-    )  # fmt: skip
+    parser = add_command(actions, "contention", contention.__doc__, contention)
     add_model(parser, several=True, what="networks to time")
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="CSV", help="table to write or to continue")
@@ -132,24 +79,22 @@ def _add_contention(actions: Commands[argparse.ArgumentParser]) -> None:
         help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
     _add_target(parser, repeats=10, threads="1")
 
-
-def _add_learn(actions: Commands[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        actions, "learn", "learn a predictor of layer times from tables of `contention`", details=_LEARN,
-        examples="multi-dnn profile learn samples.csv --output out/learnt", run=_learn,
-        libraries=("sklearn",),
-    )  # fmt: skip
-    add = parser.add_argument
+    add = add_command(actions, "learn", learn.__doc__, learn, libraries=("sklearn",)).add_argument
     add("tables", metavar="CSV", nargs="+", type=Path, help="tables of `multi-dnn profile contention`")
-    add("--output", type=Path, required=True, metavar="DIR",
-        help="folder for predictor.json and learnt.json")  # fmt: skip
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for predictor.json and learnt.json")
 
+    parser = add_command(actions, "fit", fit.__doc__, fit)
+    add = parser.add_argument
+    add_params_file(parser)
+    add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
+        help=f"frames per second of a camera; may be repeated (default: the camera's parameter rate_hz, "
+        f"or {_RATE:g})")  # fmt: skip
+    add_device(parser, default=None)
+    add("--predictor", type=Path, metavar="JSON",
+        help="predictor.json of `multi-dnn profile learn` (default: that of the parameter file)")  # fmt: skip
+    add_output(parser, "write times and verdict to this JSON file")
 
-def _add_training(actions: Commands[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        actions, "training", "time a distributed training step layer by layer", details=_TRAINING,
-        examples=_TRAINING_EXAMPLES, run=_training,
-    )  # fmt: skip
+    parser = add_command(actions, "training", training.__doc__, training)
     add_model(parser, what="network to train")
     add = parser.add_argument
     _add_size(parser)
@@ -166,57 +111,21 @@ def _add_training(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, metavar="DIR", help="folder for training.json and layers.csv")
 
 
-def _add_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+def layers(args: argparse.Namespace) -> int:
+    """Time every layer and job of networks, compared with the device's limits.
 
+    Every layer is timed as a stage of its own, by the backend that serves it, with the data that it finds in the
+    network. The command prints the slowest layers, the kinds of layers, the jobs, and the sum of the layers beside the
+    network.
 
-def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: str) -> None:
-    group = parser.add_argument_group("how to measure")
-    add = group.add_argument
-    add_device(group)
-    backends = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
-    add("--backend", default="auto", metavar="NAME",
-        help=f"backend, as parameter dnn.<dnn>.backend of the node: {backends} (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=("auto", "fp16", "bf16"), default="auto", help="precision (default: %(default)s)")
-    add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
-    add("--threads", type=natural, metavar="N",
-        help=f"threads inside one CPU operation; 0: one per core (default: {threads})")  # fmt: skip
-    add("--repeats", type=positive, default=repeats, metavar="N",
-        help="repeats, of which medians are reported (default: %(default)s)")  # fmt: skip
+    The bound of a layer is that of the roofline model: the longer of its arithmetic at the device's highest rate and
+    its bytes at the highest memory bandwidth. Both rates are measured first. A layer can be faster than its bound if
+    its data is in a cache.
 
-
-@contextmanager
-def _open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
-    """The device and backend of the options. PyTorch uses --threads threads inside the context.
-
-    threads: number if --threads is not given; 0: one per core.
+    examples:
+      multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
+      multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
     """
-    import torch
-
-    from multi_dnn_ros.common.reporting import cpu_count
-    from multi_dnn_ros.common.torch_threads import torch_threads
-    from multi_dnn_ros.pipeline import choices
-    from multi_dnn_ros.planning.timing import Target
-    from multi_dnn_ros.profiling.limits import busy_warning
-
-    check_backend(args)
-    device = choices.choose_device(args.device, "--device is")
-    name = choices.check_backend(
-        args.backend, device, args.precision, backend_from="--backend", precision_from="--precision"
-    )
-    wanted = threads if args.threads is None else args.threads
-    threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
-    make_backend = partial(
-        choices.choose_backend, name, device, args.precision,
-        providers=choices.automatic_providers(args.backend, device),
-    )  # fmt: skip
-    if busy := busy_warning(device):
-        print(f"warning: {busy}")
-    with torch_threads(threads):
-        yield Target(device, name, make_backend, args.precision, args.batch, args.repeats)
-
-
-def _layers(args: argparse.Namespace) -> int:
     folders = [args.output] if len(args.models) == 1 else [
         args.output and args.output / Path(model).name.replace(":", "_") for model in args.models
     ]  # fmt: skip
@@ -227,6 +136,7 @@ def _layers(args: argparse.Namespace) -> int:
             raise UsageError("--output: two models have the same name; profile them separately")
     if (args.cut == "predicted") != (args.predictor is not None):
         raise UsageError("--cut predicted and --predictor must be given together")
+    check_models(*args.models)
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.planning.predictor import read_predictor
     from multi_dnn_ros.profiling import layer_profile
@@ -255,8 +165,25 @@ def _layers(args: argparse.Namespace) -> int:
     return 0
 
 
-def _contention(args: argparse.Namespace) -> int:
-    check_writable("--output", args.output)
+def contention(args: argparse.Namespace) -> int:
+    """Time layers under background load and write a table.
+
+    Every layer of the models is timed while background threads (on a CPU) or streams (on a GPU) repeat one kind of
+    load:
+
+      compute   products of matrices
+      memory    copies of memory larger than the caches
+      dnn       a whole network, the first MODEL
+
+    The CSV file has a row per layer and load, and is the input of `multi-dnn profile learn`. The rows of each model and
+    load are written as soon as they are measured; an interrupted command continues when it is started again, and other
+    models, loads and levels are added to an existing table.
+
+    examples:
+      multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv
+    """
+    check_files(args, "output")
+    check_models(*args.models)
     from multi_dnn_ros.profiling.contention import loads_of, machine_of, measure_contention
     from multi_dnn_ros.profiling.limits import measure_limits
     from multi_dnn_ros.profiling.network import load
@@ -273,19 +200,31 @@ def _contention(args: argparse.Namespace) -> int:
     return 0
 
 
-def _learn(args: argparse.Namespace) -> int:
+def learn(args: argparse.Namespace) -> int:
+    """Learn a predictor of layer times from tables of `contention`.
+
+    Two things are learned. A decision tree per kind of layer shows which quantities determine its time. Two regressors
+    predict times: a linear model (arithmetic and bytes at the limits of the device, launches, each times the load) and
+    a random forest.
+
+    Both are scored on networks and load levels that were held out, one after another, beside two baselines. The one
+    with the smaller mean error is written to predictor.json.
+
+    examples:
+      multi-dnn profile learn samples.csv --output out/learnt
+    """
     check_writable("--output", args.output / "predictor.json")
     from tqdm import tqdm
 
-    from multi_dnn_ros.common.reporting import provenance, table, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.planning.predictor import write_predictor
     from multi_dnn_ros.profiling.importances import importances
-    from multi_dnn_ros.profiling.learn import learn
+    from multi_dnn_ros.profiling.learn import learn as learn_from
     from multi_dnn_ros.profiling.samples import read_samples
 
     samples = [sample for path in args.tables for sample in read_samples(path)]
     with tqdm(unit="group", desc="held out", disable=None, leave=False) as bar:
-        predictor = learn(samples, progress=bar.update, **provenance())
+        predictor = learn_from(samples, progress=bar.update, **provenance())
     found = importances(samples)
     write_predictor(args.output / "predictor.json", predictor)
     figures = {
@@ -297,21 +236,74 @@ def _learn(args: argparse.Namespace) -> int:
     }
     write_json(args.output / "learnt.json", {**provenance(), **figures})
     print("\n".join(importance.text() for importance in found), end="\n\n")
-    methods = list(dict.fromkeys(name for scores in predictor.scores for name in scores.layer))
+    methods = dict.fromkeys(name for scores in predictor.scores for name in scores.layer)
     rows = [
-        [scores.held_out, what, *(f"{errors[method]:.1%}" if method in errors else "" for method in methods)]
+        {"held out": scores.held_out, "error of a": what,
+         **{method: f"{errors[method]:.1%}" if method in errors else "" for method in methods}}
         for scores in predictor.scores
         for what, errors in (("layer", scores.layer), ("network", scores.network))
-    ]
-    print(f"median absolute error\n\n{table(('held out', 'error of a', *methods), rows)}\n")
+    ]  # fmt: skip
+    print(f"median absolute error\n\n{rows_table(rows)}\n")
     best = predictor.provenance["regressor"]
     print(f"chosen: {best}, for {predictor.device}, {predictor.backend}; written to {args.output}")
     return 0
 
 
-def _training(args: argparse.Namespace) -> int:
+def fit(args: argparse.Namespace) -> int:
+    """Say whether the DNNs of a parameter file keep up with given camera rates.
+
+    The time of each DNN is measured on black images of 640x480 pixels, alone and together with the others, or predicted
+    from its layers (--predictor). From these times follow the utilization of the device at the rates of the cameras,
+    and a bound of the time from an image to its result, which is compared with `deadline_ms`. If the DNNs do not fit,
+    the command names the one that exceeds the capacity, and the rate at which it would fit. Decoding of images is not
+    included; `multi-dnn benchmark board` measures the highest rate with real images.
+
+    Exit code 0: fits; 1: does not fit.
+
+    examples:
+      multi-dnn profile fit
+      multi-dnn profile fit --params-file my_robot.yaml --rate front=30
+    """
+    check_files(args, "output")
+    config = read_config(args, **({} if args.predictor is None else {"predictor": str(args.predictor)}))
+    rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
+    for camera, hz in args.rate:
+        if camera not in rates:
+            raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")
+        rates[camera] = hz
+    from multi_dnn_ros.pipeline.build import build
+    from multi_dnn_ros.pipeline.fit_check import measure_fit
+
+    pipeline = build(config)
+    found = measure_fit(config, pipeline, rates, pipeline.predictor)
+    verdict = found.verdict()
+    if found.unpredicted:
+        print(f"measured, because the predictor does not know: {'; '.join(found.unpredicted[:3])}")
+    for demand in found.demands:
+        print(f"{demand.dnn}: {demand.inference_ms:.2f} ms alone per inference (of {demand.batch}), at most "
+              f"{found.latency_ms(demand):.1f} ms from image to result")  # fmt: skip
+    print("\n".join((verdict.text, *(f"  {advice}" for advice in verdict.advice))))
+    write_figures(args.output, {"device": str(pipeline.device), **asdict(found), "verdict": asdict(verdict)})
+    return 0 if verdict.fits else 1
+
+
+def training(args: argparse.Namespace) -> int:
+    """Time a distributed training step layer by layer.
+
+    Several processes train copies of a network on random images with PyTorch's DistributedDataParallel. For each module
+    the command prints the times of its forward and backward pass and of the all-reduce of its gradients, from the
+    profiler's traces, its operations and bytes, and the bound of the device's roofline. Communication is exposed while
+    nothing else is computed. Processes on several hosts are started by torchrun:
+
+      torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
+
+    examples:
+      multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64 --output out/training
+      multi-dnn profile training torchvision:vgg16 --bucket-mib 0.001   # an all-reduce for every parameter
+    """
     if args.output is not None:
         check_writable("--output", args.output / "training.json")
+    check_models(args.model)
     # Read when PyTorch is loaded: its profiler reports an error on machines without a GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     import torch
@@ -353,6 +345,55 @@ def _training(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+
+
+def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: str) -> None:
+    group = parser.add_argument_group("how to measure")
+    add = group.add_argument
+    add_device(group)
+    add("--backend", default="auto", metavar="NAME",
+        help=f"backend, as parameter `backend` of the node: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
+    add("--precision", choices=("auto", "fp16", "bf16"), default="auto", help="precision (default: %(default)s)")
+    add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
+    add("--threads", type=natural, metavar="N",
+        help=f"threads inside one CPU operation; 0: one per core (default: {threads})")  # fmt: skip
+    add("--repeats", type=positive, default=repeats, metavar="N",
+        help="repeats, of which medians are reported (default: %(default)s)")  # fmt: skip
+
+
+@contextmanager
+def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
+    """The device and backend of the options. PyTorch uses --threads threads inside the context.
+
+    threads: number if --threads is not given; 0: one per core.
+    """
+    import torch
+
+    from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.common.torch_threads import torch_threads
+    from multi_dnn_ros.pipeline import choices
+    from multi_dnn_ros.planning.timing import Target
+    from multi_dnn_ros.profiling.limits import busy_warning
+
+    check_backend(args)
+    device = choices.choose_device(args.device, "--device is")
+    name = choices.check_backend(
+        args.backend, device, args.precision, backend_from="--backend", precision_from="--precision"
+    )
+    wanted = threads if args.threads is None else args.threads
+    threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
+    make_backend = partial(
+        choices.choose_backend, name, device, args.precision,
+        providers=choices.automatic_providers(args.backend, device),
+    )  # fmt: skip
+    if busy := busy_warning(device):
+        print(f"warning: {busy}")
+    with torch_threads(threads):
+        yield Target(device, name, make_backend, args.precision, args.batch, args.repeats)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(natural(part) for part in text.split(",")))
 
@@ -362,3 +403,10 @@ def _loads(text: str) -> tuple[str, ...]:
     if not set(chosen) <= set(_LOADS):
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of {', '.join(_LOADS)}")
     return chosen
+
+
+def _rate(text: str) -> tuple[str, float]:
+    camera, separator, hz = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA=HZ")
+    return camera_name(camera), positive_float(hz)

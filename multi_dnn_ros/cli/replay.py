@@ -1,26 +1,5 @@
-"""``multi-dnn replay``: run every frame of a recording through the DNNs, without a ROS graph."""
+"""Run every frame of a recording through the DNNs and record the results.
 
-from __future__ import annotations
-
-import argparse
-import json
-import signal
-import sys
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from multi_dnn_ros.cli.arguments import not_negative, positive_float
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config
-from multi_dnn_ros.common.allocator import configure_malloc
-from multi_dnn_ros.common.errors import CommandError, UsageError
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.replay.replay import FrameOutcome
-    from multi_dnn_ros.settings.schema import NodeConfig
-
-_DETAILS = """\
 The results have the topics of the node (/multi_dnn/front/object/detections, ...); each message has the header and the
 recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
 byte for byte. The counts of every DNN and camera are printed and written to summary.json in the new recording's folder.
@@ -37,41 +16,50 @@ To play a recording to a node, as on the robot: ros2 launch multi_dnn_ros replay
 
 Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording, an
 overlay that could not be written (the results are kept) or, with --cluster, a failed recording; 2 wrong usage.
-"""
-_EXAMPLES = """\
-multi-dnn replay drive/ results/
-multi-dnn replay drive.mcap results --overlay results.mp4
-multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
-multi-dnn replay drive results --with-input --storage sqlite3
-multi-dnn replay drives/ results --cluster --cpus 4 --gpus 0.25
+
+examples:
+  multi-dnn replay drive/ results/
+  multi-dnn replay drive.mcap results --overlay results.mp4
+  multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
+  multi-dnn replay drive results --with-input --storage sqlite3
+  multi-dnn replay drives/ results --cluster --gpus 0.25
 """
 
+from __future__ import annotations
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "replay", "run every frame of a recording through the DNNs and record the results",
-        details=_DETAILS, examples=_EXAMPLES, run=run,
-    )  # fmt: skip
+import argparse
+import json
+import signal
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import not_negative
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config, rows_table
+from multi_dnn_ros.common.allocator import configure_malloc
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.replay.replay import FrameOutcome
+    from multi_dnn_ros.settings.schema import NodeConfig
+
+
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "replay", __doc__, run)
     add = parser.add_argument
-    add(
-        "in_bag",
-        type=Path,
-        metavar="IN_BAG",
-        help="recording to read: a rosbag2 folder, .mcap or .db3 file; with --cluster, a folder of them",
-    )
-    add(
-        "out_bag",
-        type=Path,
-        metavar="OUT_BAG",
-        help="folder of the new recording; must not exist, except with --cluster",
-    )
+    add("in_bag", type=Path, metavar="IN_BAG",
+        help="recording to read: a rosbag2 folder, .mcap or .db3 file; with --cluster, a folder of them")  # fmt: skip
+    add("out_bag", type=Path, metavar="OUT_BAG",
+        help="folder of the new recording; must not exist, except with --cluster")  # fmt: skip
     add_params_file(parser)
     add("--topic", type=_assignment, action="append", default=[], metavar="CAMERA:=TOPIC",
         help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
         "topic)")  # fmt: skip
-    add("--node", metavar="NAME",
-        help="full name of the node in the topics of the results (default: /multi_dnn)")  # fmt: skip
+    add("--node", default="/multi_dnn", metavar="NAME",
+        help="full name of the node in the topics of the results (default: %(default)s)")  # fmt: skip
     add_device(parser, default=None)
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
@@ -81,38 +69,33 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
         help="replay every recording under IN_BAG on the Ray cluster at ADDRESS: HOST:PORT, or auto, the cluster of "
         "this machine; without ADDRESS, in processes of this machine")  # fmt: skip
-    add("--cpus", type=positive_float, metavar="N", help="with --cluster: cores per recording (default: 1)")
-    add("--gpus", type=not_negative, metavar="X",
-        help="with --cluster: GPUs, or a part of one, per recording (default: 0)")  # fmt: skip
+    add("--gpus", type=not_negative, default=0.0, metavar="X",
+        help="with --cluster: GPUs, or a part of one, per recording, beside a CPU core (default: 0)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
-    if args.node is not None:
-        check_node(args.node)
+    check_node(args.node)
     if args.cluster is not None:
         if args.overlay is not None:
             raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
         from multi_dnn_ros.cli.replay_cluster import run_cluster
 
         return run_cluster(args)
-    for name in ("cpus", "gpus"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name} needs --cluster")
+    if args.gpus:
+        raise UsageError("--gpus needs --cluster")
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
-    configure_malloc()
-    args.node = args.node or "/multi_dnn"
     config = read_config(args, args.node)
     paths = _overlay_paths(args, config)
 
     from tqdm import tqdm
 
+    configure_malloc()
     from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.replay.bag_reader import BagReader
+    from multi_dnn_ros.replay.bag_reader import BagReader, recorded_topics
     from multi_dnn_ros.replay.bag_writer import BagWriter
     from multi_dnn_ros.replay.overlays import Overlays
-    from multi_dnn_ros.replay.recorded_cameras import recorded_topics
     from multi_dnn_ros.replay.replay import configured_replay
 
     with _stop_signals(), BagReader(args.in_bag) as bag:
@@ -127,20 +110,20 @@ def run(args: argparse.Namespace) -> int:
             with Overlays(paths) as overlays, tqdm(total=frames, unit="frame", desc="replay", disable=None) as bar:
 
                 def finish_frame(outcome: FrameOutcome) -> None:
-                    camera = outcome.frame.camera
-                    if camera in overlays.open_cameras and any(isinstance(end, Result) for end in outcome.in_order()):
-                        overlays.write(camera, outcome.drawn(replay.kinds), outcome.frame.stamp_ns)
+                    if any(isinstance(end, Result) for end in outcome.in_order()):
+                        frame = outcome.frame
+                        overlays.write(frame.camera, frame.stamp_ns, lambda: outcome.drawn(replay.kinds))
                     bar.update()
 
                 summary = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
-            writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
-    print(summary)
-    for text in (*bag.notes, *summary.input_damage):
+            content = summary.as_json()
+            writer.add_file("summary.json", json.dumps(content, indent=2) + "\n")
+    print(rows_table(content["streams"]))
+    problems = [f"{problem}; the recording of the results is complete" for problem in overlays.problems]
+    for text in (*bag.notes, *summary.input_damage, *problems):
         print(f"warning: {text}", file=sys.stderr)
-    for problem in overlays.problems:
-        print(f"warning: {problem}; the recording of the results is complete", file=sys.stderr)
     print(f"written to {args.out_bag}")
-    return 1 if summary.input_damage or overlays.problems else 0
+    return 1 if summary.input_damage or problems else 0
 
 
 def _stop_signals() -> AbstractContextManager[object]:
@@ -156,11 +139,11 @@ def _stop_signals() -> AbstractContextManager[object]:
 
 def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Path]:
     """The file or folder of --overlay for each camera; empty without --overlay. Raises UsageError, before any work."""
+    if args.overlay is None:
+        return {}
     from multi_dnn_ros.replay.overlays import overlay_paths
     from multi_dnn_ros.vision.overlay_files import OverlayFileError, check_new_overlay
 
-    if args.overlay is None:
-        return {}
     out_bag, overlay = args.out_bag.resolve(), args.overlay.resolve()
     if overlay == out_bag or out_bag in overlay.parents:
         raise UsageError(

@@ -34,11 +34,11 @@ def run_cluster(args: argparse.Namespace) -> int:
     elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"OUT_BAG {output} already exists and has no {manifest.name}; name a new folder")
     content: dict[str, Any] = {"options": options, **provenance(), "recordings": {}}
-    cpus, gpus = args.cpus or 1.0, args.gpus or 0.0
+    gpus = args.gpus
     with connected(args.cluster or LOCAL) as ray, tqdm(total=len(recordings), unit="recording", disable=None) as bar:
-        if not any(host.get("CPU", 0) >= cpus and host.get("GPU", 0) >= gpus for host in alive_hosts(ray)):
-            raise CommandError(f"no host of the cluster has the {cpus:g} CPUs and {gpus:g} GPUs for one replay")
-        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=_RETRIES)(replay_one)
+        if not any(host.get("CPU", 0) >= 1 and host.get("GPU", 0) >= gpus for host in alive_hosts(ray)):
+            raise CommandError(f"no host of the cluster has the CPU core and the {gpus:g} GPUs for one replay")
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=_RETRIES)(replay_one)
         pending = {task.remote(str(path), str(output / name), options): name for name, path in recordings.items()}
         while pending:
             (ended,), _ = ray.wait(list(pending), num_returns=1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import fraction, natural, not_negative, positive, positive_float
+from multi_dnn_ros.cli.arguments import fraction, not_negative, positive, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
@@ -23,11 +22,9 @@ from multi_dnn_ros.cli.network_arguments import (
 )
 from multi_dnn_ros.cli.options import add_seed, check_writable
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.training.retrain import Result
     from multi_dnn_ros.training.trainable import Trainable
 
 _DETAILS = f"""\
@@ -37,6 +34,9 @@ file that the node loads (parameter dnn.<dnn>.model: FILE).
 The weights of the best epoch are kept, or the original ones if no epoch is better. Epochs are compared by top-1,
 mAP@0.5 or lane F1 on a separate part of the data. With --checkpoint, repeating the command continues an interrupted run
 and produces the same weights as an uninterrupted one.
+
+Before training, every image is read once. Images that cannot be used are named and left out; more than 1 % of a part is
+an error.
 
 {DATA_HELP}
 Several processes, on several GPUs or on a CPU:
@@ -62,11 +62,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE",
                         help="file to write; an existing file is replaced")  # fmt: skip
     add_data(parser)
-    parser.add_argument(
-        "--max-faulty", type=fraction, default=0.01, metavar="X",
-        help="fraction of the images, 0..1, that may be unreadable, without ground truth or duplicates from another "
-        "part; they are left out (default: %(default)s)",
-    )  # fmt: skip
     add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL",
@@ -75,7 +70,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="the teacher's part of the loss, 0..1 (default: %(default)s)")  # fmt: skip
     add = parser.add_argument
     add("--report", type=Path, metavar="FOLDER",
-        help="write retrain.json and retrain.png (loss and score by epoch) to this folder (default: none)")  # fmt: skip
+        help="write retrain.json to this folder: settings, scores and the history (default: none)")  # fmt: skip
     schedule = parser.add_argument_group("schedule")
     add = schedule.add_argument
     add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
@@ -94,35 +89,28 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         "(default: %(default)s)")  # fmt: skip
     add("--average", type=fraction, default=0.999, metavar="X",
         help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
-    add("--patience", type=natural, default=0, metavar="EPOCHS",
-        help="stop after this many epochs without improvement; 0: never (default: %(default)s)")  # fmt: skip
     add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add_seed(schedule, "order, augmentation and dropout")
     add("--checkpoint", type=Path, metavar="FILE",
-        help="file for the state of training; if it exists, training continues from it; FILE.lock keeps a second "
-        "command from writing it at the same time")  # fmt: skip
-    add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
-        help="epochs between checkpoints; a checkpoint takes up to five times the network's size on disk, twice that "
-        "while it is written (default: %(default)s)")  # fmt: skip
-    add("--quiet", action="store_true", help="show no progress bars")
+        help="file for the state of training, written after every epoch; if it exists, training continues from it; "
+        "FILE.lock keeps a second command from writing it at the same time; it takes up to five times the network's "
+        "size, twice that while it is written")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
-    if args.report is not None:
-        require("--report", "matplotlib")
-    from multi_dnn_ros.common.reporting import provenance
+    from multi_dnn_ros.common.file_lock import lock_file
+    from multi_dnn_ros.common.reporting import provenance, table, write_json
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
-    from multi_dnn_ros.training import checkpoint, distributed
-    from multi_dnn_ros.training.checks import check_sets
+    from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
-    from multi_dnn_ros.training.retrain import check_labels, retrain, settings
-    from multi_dnn_ros.training.retrain_report import JSON_NAME, write_report
+    from multi_dnn_ros.training.retrain import retrain
 
-    if args.report is not None:
-        check_writable("--report", args.report / JSON_NAME)
+    report = args.report / "retrain.json" if args.report is not None else None
+    if report is not None:
+        check_writable("--report", report)
     check_weights(args, [args.model, *([args.teacher] if args.teacher else [])])
     teaching = source_of(args.teacher) if args.teacher else None
     if teaching is not None and teaching.takes_weights and args.weights == "random":
@@ -139,32 +127,31 @@ def run(args: argparse.Namespace) -> int:
     sets = read_data(args, student)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
-        patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
+        precision=args.precision, seed=args.seed, mix=args.mix,
     )  # fmt: skip
     with distributed.process_group(str(choose_device(args.device, "--device is"))) as device, ExitStack() as stack:
         first = distributed.rank() == 0
         if first and args.checkpoint is not None:
-            stack.enter_context(checkpoint.lock(args.checkpoint))
-
-        def say(text: str) -> None:
-            if first:
-                print(text, file=sys.stderr)
-
-        for data in sets:
-            check_labels(student, data)
-        usable = check_sets(sets, max_faulty=args.max_faulty, progress=not args.quiet)
-        result = retrain(
-            student, usable, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
-            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every,
-            progress=not args.quiet, say=say,
+            taken = f"{args.checkpoint} is written by another training; end it first, or give another --checkpoint"
+            file = args.checkpoint.with_name(args.checkpoint.name + ".lock")
+            stack.enter_context(lock_file(file, taken))
+        training = retrain(
+            student, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
+            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,
         )  # fmt: skip
-        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight, student.loss)
-    if first:
-        training = {**chosen, **result.provenance()}
-        _write(args, student, sets[0].labels, training)
-        _print(result, args.output)
-        if args.report is not None:
-            write_report(args.report, {**provenance(), "model": args.model, "training": training})
+    if not first:
+        return 0
+    _write(args, student, sets[0].labels, training)
+    before, after = training["test_scores"].values()
+    rows = [
+        (name, f"{before[name]:.4f}", f"{value:.4f}", f"{value - before[name]:+.4f}") for name, value in after.items()
+    ]
+    print(table(("test part", "before", "after", "change"), rows))
+    epoch = training["kept_epoch"] + 1
+    kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
+    print(f"{kept}, {training['seconds']:.0f} s of training; written to {args.output}")
+    if report is not None:
+        write_json(report, {**provenance(), "model": args.model, "training": training})
     return 0
 
 
@@ -189,16 +176,3 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
     )
     set_training(student.source.module, False)
     save_artifact(args.output, student.source.module, description)
-
-
-def _print(result: Result, output: Path) -> None:
-    from multi_dnn_ros.common.reporting import table
-
-    rows = [
-        (name, f"{result.before[name]:.4f}", f"{after:.4f}", f"{after - result.before[name]:+.4f}")
-        for name, after in result.after.items()
-    ]
-    print(table(("test part", "before", "after", "change"), rows))
-    epoch = result.outcome.epoch + 1
-    kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
-    print(f"{kept}, {result.seconds:.0f} s of training; written to {output}")

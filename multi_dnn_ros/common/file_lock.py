@@ -3,81 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+
+import filelock
 
 from multi_dnn_ros.common.errors import CommandError
 
 log = logging.getLogger(__name__)
 
-#: Errors of file systems without locks.
-_UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
-
-#: Longest wait for a lock, and time between two attempts.
-_WAIT_S, _POLL_S = 600.0, 0.05
+#: Longest wait for a lock.
+_WAIT_S = 600.0
 
 
-def lock_file(path: Path, taken: str, unprotected: str) -> TextIO:
-    """Create the file and its folder, and lock it until the returned file is closed or this process ends.
+def lock_file(path: Path, taken: str) -> contextlib.ExitStack:
+    """Create the file and its folder, and lock it until the returned stack is closed or this process ends.
 
-    Processes that are forked meanwhile have a copy of the open file: the lock lasts until they have ended, too. The
-    file is never removed, because a process that has just opened it would lock a file that others do not see.
-
-    taken: message of the CommandError that is raised if the file is locked already. unprotected: what must not be done
-    on a file system without locks, for the warning that is logged there. Raises OSError if the file cannot be written.
+    taken: message of the CommandError that is raised if the file is locked already. Raises OSError if the file cannot
+    be written, NotImplementedError on a file system without locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w", encoding="utf-8")
+    lock = filelock.FileLock(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
         raise CommandError(taken) from None
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            file.close()
-            raise
-        log.warning("%s cannot be locked (%s): %s", path, error.strerror, unprotected)
-    return file
+    held = contextlib.ExitStack()
+    held.callback(lock.release)
+    return held
 
 
 @contextlib.contextmanager
 def waiting_lock(path: Path, waiting: Callable[[str], object] = log.info) -> Iterator[None]:
-    """Lock a file in the block; wait while another process or thread has locked it. It is created and never removed.
+    """Lock a file in the block; wait while another process or thread has locked it.
 
     waiting: called with a line for the log before a wait. The block also runs if the file cannot be written or locked,
     and after ten minutes, because the process that has locked it may hang: use the lock where a second writer costs
     time, but does no harm.
     """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("w", encoding="utf-8"))
-            if _lock_within(file, path, waiting):
-                # Closing is not enough: a process that was forked meanwhile has a copy of the open file.
-                stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        yield
-
-
-def _lock_within(file: TextIO, path: Path, waiting: Callable[[str], object]) -> bool:
-    """Whether the file could be locked within _WAIT_S. Raises OSError."""
-    end = time.monotonic() + _WAIT_S
-    is_told = False
-    while True:
+    lock = filelock.FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not is_told:
-                is_told = True
-                waiting(f"waiting for another process that has locked {path}")
-            if time.monotonic() >= end:
-                log.warning("%s has been locked by another process for %g s; not waiting any longer", path, _WAIT_S)
-                return False
-            time.sleep(_POLL_S)
-        else:
-            return True
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            waiting(f"waiting for another process that has locked {path}")
+            lock.acquire(timeout=_WAIT_S)
+    except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError, too
+        log.debug("%s is not locked: %s", path, error)
+    try:
+        yield
+    finally:
+        lock.release()

@@ -62,7 +62,7 @@ def reserved_domain() -> Iterator[int]:
                 continue
             yield domain
             return
-    raise CommandError("every ROS domain from 20 to 99 is in use on this machine; choose one with --domain-id")
+    raise CommandError("every ROS domain from 20 to 99 is in use on this machine; end other ROS programs")
 
 
 class Interrupts:

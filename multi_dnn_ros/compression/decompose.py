@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,8 +29,7 @@ class Outcome:
     """Outcome of one layer.
 
     plan: None if the layer was kept, for `reason`. error: relative, of the output on the images, or ||W - W'|| / ||W||.
-    macs, parameters: before and after.
-    details: measurements of the policy, as text.
+    macs, parameters: before and after. details: measurements of the policy, as text.
     """
 
     name: str
@@ -42,13 +41,26 @@ class Outcome:
     parameters: tuple[int, int]
     details: str = ""
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "fate": "decomposed" if self.plan is not None else "kept",
+            "plan": self.plan.model_dump(mode="json") if self.plan is not None else None,
+            "macs": change(*self.macs),
+            "parameters": change(*self.parameters),
+        }
+
+
+def change(before: float, after: float) -> dict[str, float]:
+    """Two values, and the share by which the second one is smaller."""
+    return {"before": before, "after": after, "cut": 1.0 - after / before if before else 0.0}
+
 
 def decompose(
     network: nn.Module,
     inputs: tuple[torch.Tensor, ...],
     policy: RankPolicy,
     *,
-    layers: Sequence[Layer] | None = None,
     linear: bool = False,
     images: Images = (),
     may_keep_all: bool = False,
@@ -56,13 +68,13 @@ def decompose(
 ) -> list[Outcome]:
     """Replace the layers of `network` (eval mode) that `policy` selects, in place; returns the outcome of each layer.
 
-    inputs: example inputs. layers: the result of list_layers(), if known. images: inputs of one inference each; with
+    inputs: example inputs. linear: see list_layers(). images: inputs of one inference each; with
     them, the weights minimize the error of the layers' outputs on these images, otherwise that of the original weights.
     Raises NothingToDecompose if no layer can be replaced, or if none is worth it and not `may_keep_all`; the network is
     then unchanged. Raises ModelError if it cannot run or if weights or values are not finite; ValueError from the
     policy.
     """
-    layers = list(list_layers(network, inputs, linear=linear) if layers is None else layers)
+    layers = list_layers(network, inputs, linear=linear)
     open_layers = {layer.name: layer for layer in layers if not layer.kept}
     if not open_layers:
         reasons = sorted({layer.kept for layer in layers}) or ["it has no convolution"]
@@ -98,8 +110,9 @@ def decompose(
     for name, chain in chains.items():
         replace_layer(network, chosen[name], chain)
     progress(total, total, "done")
+    kept = Choice(None, "")
     return [
-        _outcome(layer, choices.get(layer.name), chains.get(layer.name), errors.get(layer.name, 0.0))
+        _outcome(layer, choices.get(layer.name, kept), chains.get(layer.name), errors.get(layer.name, 0.0))
         for layer in layers
     ]
 
@@ -109,16 +122,15 @@ def plan_of(outcomes: Sequence[Outcome]) -> dict[str, TuckerPlan | SvdPlan]:
     return {outcome.name: outcome.plan for outcome in outcomes if outcome.plan is not None}
 
 
-def _outcome(layer: Layer, choice: Choice | None, chain: nn.Module | None, error: float) -> Outcome:
-    plan = choice.plan if choice is not None else None
+def _outcome(layer: Layer, choice: Choice, chain: nn.Module | None, error: float) -> Outcome:
     weights, left = (sum(p.numel() for p in module.parameters()) for module in (layer.module, chain or layer.module))
     return Outcome(
         name=layer.name,
-        layer=layer.describe(),
-        plan=plan,
-        reason=layer.kept or (choice.reason if choice is not None else ""),
+        layer=repr(layer.module),
+        plan=choice.plan,
+        reason=layer.kept or choice.reason,
         error=error,
-        macs=(layer.macs(), layer.macs(plan)),
+        macs=(layer.macs(), layer.macs(choice.plan)),
         parameters=(weights, left),
-        details=choice.details if choice is not None else "",
+        details=choice.details,
     )

@@ -33,14 +33,15 @@ def with_layers(network: nn.Module) -> nn.Module:
         weight, bias = arguments["weight"], arguments["bias"]
         if weight.target in shared or (bias and bias.target in shared):
             continue
-        make = _MAKERS[node.target]
         key = (node.target, str(weight.target), str(bias and bias.target), _options(arguments))
         if key not in added:
-            name = _free_name(network, str(weight.target))
-            network.add_submodule(
-                name, make(_parameter(network, weight), bias and _parameter(network, bias), arguments)
-            )
-            added[key] = name
+            added[key] = _free_name(network, str(weight.target))
+            kernel = _parameter(network, weight)
+            with torch.device("meta"):
+                layer = _MAKERS[node.target](kernel, bias is not None, arguments).eval()
+            layer.register_parameter("weight", kernel)
+            layer.register_parameter("bias", bias and _parameter(network, bias))
+            network.add_submodule(added[key], layer)
         with network.graph.inserting_before(node):
             call = network.graph.call_module(added[key], (arguments["input"],))
         call.meta = dict(node.meta)
@@ -64,36 +65,20 @@ def _is_layer(node: fx.Node) -> bool:
     )
 
 
-def _convolution(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[str, Any]) -> nn.Module:
-    groups = int(options["groups"])
-    padding = options["padding"]
-    with torch.device("meta"):
-        layer = nn.Conv2d(
-            weight.shape[1] * groups,
-            weight.shape[0],
-            tuple(weight.shape[2:]),  # type: ignore[arg-type]
-            _pair(options["stride"]),
-            padding if isinstance(padding, str) else _pair(padding),
-            _pair(options["dilation"]),
-            groups,
-            bias=bias is not None,
-        )
-    return _with_weights(layer, weight, bias)
+def _convolution(weight: nn.Parameter, has_bias: bool, options: dict[str, Any]) -> nn.Module:
+    groups, padding = int(options["groups"]), options["padding"]
+    return nn.Conv2d(
+        weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]),  # type: ignore[arg-type]
+        _pair(options["stride"]), padding if isinstance(padding, str) else _pair(padding), _pair(options["dilation"]),
+        groups, bias=has_bias,
+    )  # fmt: skip
 
 
-def _linear(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[str, Any]) -> nn.Module:
-    with torch.device("meta"):
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    return _with_weights(layer, weight, bias)
+def _linear(weight: nn.Parameter, has_bias: bool, options: dict[str, Any]) -> nn.Module:
+    return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
 
 
-def _with_weights(layer: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
-    layer.register_parameter("weight", weight)
-    layer.register_parameter("bias", bias)
-    return layer.eval()
-
-
-_MAKERS: dict[OpOverload, Callable[[nn.Parameter, nn.Parameter | None, dict[str, Any]], nn.Module]] = {
+_MAKERS: dict[OpOverload, Callable[[nn.Parameter, bool, dict[str, Any]], nn.Module]] = {
     _aten.conv2d.default: _convolution,
     _aten.conv2d.padding: _convolution,
     _aten.linear.default: _linear,

@@ -89,22 +89,6 @@ class Layer:
         inputs = [_singular_values(group.swapaxes(0, 1).reshape(group.shape[1], -1)) for group in groups]
         return inputs, outputs
 
-    def describe(self) -> str:
-        """Type, channels and geometry, one word each; equal for layers that take equal time."""
-        module: Any = self.module
-        if isinstance(module, nn.Linear):
-            return f"linear {module.in_features}-{module.out_features}{' bias' if module.bias is not None else ''}"
-        words = [
-            f"{type(module).__name__.lower()} {module.in_channels}-{module.out_channels}",
-            "k" + "x".join(map(str, module.kernel_size)),
-            "s" + "x".join(map(str, module.stride)),
-            "p" + (module.padding if isinstance(module.padding, str) else "x".join(map(str, module.padding))),
-            "d" + "x".join(map(str, module.dilation)),
-            f"g{module.groups}",
-            module.padding_mode,
-        ]
-        return " ".join(words + (["bias"] if module.bias is not None else []))
-
 
 def list_layers(network: nn.Module, inputs: tuple[torch.Tensor, ...], *, linear: bool = False) -> list[Layer]:
     """All convolutions and fully connected layers of `network`, in the order of named_modules().

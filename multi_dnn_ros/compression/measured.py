@@ -29,23 +29,6 @@ _MARGIN = 0.03
 _WHOLE_MARGIN = 0.01
 
 
-@dataclass(frozen=True)
-class NetworkTime:
-    """Milliseconds of the original and the decomposed network, timed alternately, with `instances` concurrent copies.
-
-    layers: number of decomposed layers.
-    """
-
-    instances: int
-    original_ms: float
-    decomposed_ms: float
-    layers: int
-
-    @property
-    def ratio(self) -> float:
-        return self.decomposed_ms / self.original_ms
-
-
 @dataclass
 class Measured:
     """Selects the fastest plan among the ranks that `base` requires and larger, better aligned ones; otherwise the
@@ -58,8 +41,8 @@ class Measured:
     layers with the smallest gains is restored.
 
     network, input_shape: the network that runs on the target, whose layer names are used, and its input. choose()
-    stores all measurements of the network in `whole`, and those of the selected plans in `accepted`, which is empty if
-    all layers are kept.
+    stores the times of the network with the selected plans in `accepted`: by number of concurrent copies, milliseconds
+    of the original and of the decomposed network, timed alternately. It is empty if all layers are kept.
     """
 
     base: RankPolicy
@@ -69,8 +52,7 @@ class Measured:
     rounding: Rounding = field(default_factory=Rounding)
     instances: int = 2
     compare: Compare = compare
-    whole: list[NetworkTime] = field(default_factory=list)
-    accepted: list[NetworkTime] = field(default_factory=list)
+    accepted: dict[int, tuple[float, float]] = field(default_factory=dict)
     #: Times of layers that are alike, so that each kind is timed once.
     _known: dict[tuple[Any, ...], list[float]] = field(default_factory=dict, repr=False)
 
@@ -94,7 +76,7 @@ class Measured:
         times = self._times(layer, plans)
         original = times[0]
         details = f"original {original:.4f} ms; " + ", ".join(
-            f"{describe_plan(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
+            f"{plan} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
         )
         best = min(range(len(plans)), key=lambda index: times[index + 1])
         gain = original - times[best + 1]
@@ -106,7 +88,7 @@ class Measured:
         """Milliseconds of the original layer and of each plan, over all calls of an inference."""
         totals = [0.0] * (len(plans) + 1)
         for shape, _ in layer.calls:
-            key = (layer.describe(), shape[1:], tuple(plans))
+            key = (repr(layer.module), shape[1:], tuple(plans))
             if key not in self._known:
                 modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
                 self._known[key] = self.compare(modules, shape, self.target, (1,))[1]
@@ -120,20 +102,16 @@ class Measured:
                 return choices
             decomposed = copy.deepcopy(self.network)
             apply_plan(decomposed, plans, "measured ranks")
-            slower, measured = [], []
-            pair = (self.network, decomposed)
-            for instances, times in self.compare(pair, self.input_shape, self.target, (1, self.instances)).items():
-                measured.append(NetworkTime(instances, times[0], times[1], len(plans)))
-                if not measured[-1].ratio <= 1.0 - _WHOLE_MARGIN:
-                    slower.append(measured[-1])
-            self.whole += measured
-            if not slower:
-                self.accepted = measured
+            times = self.compare((self.network, decomposed), self.input_shape, self.target, (1, self.instances))
+            ratios = {instances: after / before for instances, (before, after) in times.items()}
+            worst = max(ratios, key=ratios.__getitem__)
+            if ratios[worst] <= 1.0 - _WHOLE_MARGIN:
+                self.accepted = {instances: (before, after) for instances, (before, after) in times.items()}
                 return choices
-            worst = max(slower, key=lambda time: time.ratio)
+            before, after = times[worst]
             reason = (
-                f"restored: with {worst.layers} decomposed layers, {worst.instances} concurrent copies of the network "
-                f"took {worst.decomposed_ms:.4f} ms against {worst.original_ms:.4f} ms"
+                f"restored: with {len(plans)} decomposed layers, {worst} concurrent copies of the network took "
+                f"{after:.4f} ms against {before:.4f} ms"
             )
             smallest_gain_first = sorted(plans, key=lambda name: gains.get(name, 0.0))
             for name in smallest_gain_first[: math.ceil(len(plans) / 2)]:
@@ -159,13 +137,6 @@ def candidate_plans(layer: Layer, base: LayerPlan, rounding: Rounding) -> list[L
         if plan is not None and plan not in plans:
             plans.append(plan)
     return plans
-
-
-def describe_plan(plan: LayerPlan) -> str:
-    """Kind and ranks: "tucker2 in 24 out 32", "svd 64"."""
-    if isinstance(plan, SvdPlan):
-        return f"svd {plan.rank}"
-    return f"tucker2 in {plan.in_rank or 'all'} out {plan.out_rank or 'all'}"
 
 
 def _round_up(rank: int, alignment: int, channels: int) -> int:

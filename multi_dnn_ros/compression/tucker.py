@@ -23,7 +23,7 @@ _SWEEPS = 1
 
 
 def decomposed_layer(
-    layer: nn.Module, plan: TuckerPlan | SvdPlan, moments: Moments | None = None
+    layer: Any, plan: TuckerPlan | SvdPlan, moments: Moments | None = None
 ) -> tuple[TuckerConv2d | SvdLinear, float]:
     """The chain that replaces a Conv2d or Linear by `plan`, with its weights, and its relative error.
 
@@ -34,18 +34,11 @@ def decomposed_layer(
     float32 with eigenvectors in float64. Raises ValueError if the plan does not fit or the weights are not finite.
     """
     chain = empty_chain(layer, plan)
-    assert isinstance(layer, (nn.Conv2d, nn.Linear))
     if not bool(torch.isfinite(layer.weight).all()):
         raise ValueError("its weights are not finite")
+    fill: Any = _fill_tucker if isinstance(plan, TuckerPlan) else _fill_svd
     with torch.no_grad():
-        if isinstance(plan, TuckerPlan):
-            assert isinstance(layer, nn.Conv2d)
-            assert isinstance(chain, TuckerConv2d)
-            error = _fill_tucker(chain, layer, plan, moments)
-        else:
-            assert isinstance(layer, nn.Linear)
-            assert isinstance(chain, SvdLinear)
-            error = _fill_svd(chain, layer, plan, moments)
+        error: float = fill(chain, layer, plan, moments)
     for old, new in zip(layer.parameters(), chain.parameters(), strict=False):
         new.requires_grad_(old.requires_grad)
     return chain.train(layer.training), error

@@ -11,8 +11,7 @@ from multi_dnn_ros.common.errors import UsageError
 #: Empty file that marks the folder, and its recording, as written by a demo.
 MARK = ".multi_dnn_demo"
 _BAG = "bag"
-_RESULTS = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "comparison.json")
-_LOGS = ("node.log", "camera.log")
+_FILES = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "comparison.json", "node.log", "camera.log")
 
 
 def check_output(output: Path, video: Path | None = None) -> None:
@@ -22,14 +21,13 @@ def check_output(output: Path, video: Path | None = None) -> None:
     """
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output} is a file; expected a folder")
-    for name in (_BAG, *_RESULTS, *_LOGS):
-        path = output / name
+    for path in (output / _BAG, *(output / name for name in _FILES)):
         if not os.path.lexists(path):
             continue
         if video is not None and _holds(path, video):
             raise UsageError(f"--video {video}: {path} would be deleted first; choose another --output")
-        if not (path / MARK if name == _BAG else output / MARK).is_file():
-            what = "a recording" if name == _BAG else "a file"
+        mark, what = (path / MARK, "a recording") if path.name == _BAG else (output / MARK, "a file")
+        if not mark.is_file():
             raise UsageError(
                 f"{path} exists and is not {what} of a demo; nothing is overwritten: choose another --output"
             )
@@ -40,7 +38,7 @@ def clear_output(output: Path) -> None:
     check_output(output)
     output.mkdir(parents=True, exist_ok=True)
     (output / MARK).touch()  # first, so that the files of a killed demo are recognized
-    for name in (*_RESULTS, *_LOGS):
+    for name in _FILES:
         (output / name).unlink(missing_ok=True)
     if (output / _BAG).exists():
         shutil.rmtree(output / _BAG)

@@ -1,8 +1,9 @@
-"""The recorded messages of a demo, grouped by frame stamp."""
+"""The recorded messages of a demo, grouped by frame stamp, and the figures of each DNN."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +11,19 @@ import numpy as np
 import numpy.typing as npt
 from rclpy.serialization import deserialize_message
 
+from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.result_messages import class_names
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import ResultKind
-from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes
+from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes, boxes_of
 
 _SETTINGS = ImageSettings("front", 1 << 24)
+#: Class names of the true detections, by class_id.
+_TRUE_NAMES = {str(number): name for number, name in enumerate(LABELS)}
 
 
 @dataclass(frozen=True)
@@ -34,76 +40,64 @@ class Stream:
     label_info: str = ""
 
 
-@dataclass(frozen=True)
-class CameraTopics:
-    """The topics of a recording that hold the images (as CompressedImage) and the ground truth.
-
-    truth_labels: class names of the true detections, by class number.
-    """
-
-    image: str
-    truth_detections: str
-    truth_lane_mask: str
-    truth_labels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RecordedResult:
-    """Result of a DNN for a frame. output: type as its result kind defines. latency_ms: from stamp to receipt."""
-
-    output: Any
-    latency_ms: float
-
-
 @dataclass
 class RecordedFrame:
-    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. results: by DNN; some may be missing."""
+    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8, the true one. results: by DNN, some may be
+    missing, with the milliseconds from stamp to receipt.
+    """
 
     stamp_ns: int
     image: npt.NDArray[np.uint8] | None = None
     truth: Detections | None = None
     lane_mask: npt.NDArray[np.uint8] | None = None
-    results: dict[str, RecordedResult] = field(default_factory=dict)
+    results: dict[str, tuple[Decoded, float]] = field(default_factory=dict)
+
+    def count_results(self) -> int:
+        """Number of boxes and lane lines of all DNNs."""
+        found = [output.lanes if isinstance(output, Lanes) else boxes_of(output) for output, _ in self.results.values()]
+        return sum(len(each) for each in found if each is not None)
 
 
 def recorded_frames(
-    bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], window: int = 50
+    bag: BagReader, camera: str, image: str, streams: Sequence[Stream], window: int = 50
 ) -> Iterator[RecordedFrame]:
     """Every frame with a recorded image, in the order of the stamps.
 
-    window: number of frames that wait for results; results that arrive later are not used.
+    image: topic of the images, as CompressedImage. window: number of frames that wait for results; results that arrive
+    later are not used.
     """
-    readers = {camera.image: "image", camera.truth_detections: "truth", camera.truth_lane_mask: "lane_mask"}
+    truth, lane_mask = f"/{camera}/truth/detections", f"/{camera}/truth/lane_mask"
     by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
+    names: dict[str, Mapping[str, str]] = {}  # class names by class_id, for each LabelInfo topic
+    for recorded in bag.messages({stream.label_info for stream in streams} & bag.topics.keys()):
+        names[recorded.topic] = class_names(deserialize_message(recorded.data, message_class(recorded.msgtype)))
     pending: dict[int, RecordedFrame] = {}
     first_parts: dict[tuple[str, int], Any] = {}  # mask or points of a lane DNN, whichever arrived first
-    names = recorded_class_names(bag, [stream.label_info for stream in streams if stream.label_info])
-    true_names = {str(number): name for number, name in enumerate(camera.truth_labels)}
-    for recorded in bag.messages([topic for topic in (*readers, *by_topic) if topic in bag.topics]):
+    for recorded in bag.messages({image, truth, lane_mask, *by_topic} & bag.topics.keys()):
         message = deserialize_message(recorded.data, message_class(recorded.msgtype))
         stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
         frame = pending.setdefault(stamp_ns, RecordedFrame(stamp_ns))
-        if recorded.topic == camera.image:
+        if recorded.topic == image:
             frame.image = decode_compressed(message, _SETTINGS)
-        elif recorded.topic == camera.truth_detections:
-            frame.truth = detections(message, camera.truth_labels, true_names)
-        elif recorded.topic == camera.truth_lane_mask:
+        elif recorded.topic == truth:
+            frame.truth = _detections(message, LABELS, _TRUE_NAMES)
+        elif recorded.topic == lane_mask:
             frame.lane_mask = _mono(message)
         else:
             stream, name = by_topic[recorded.topic]
-            output: Decoded | None = None
+            latency_ms = (recorded.stamp_ns - stamp_ns) / 1e6
             if name == "detections":
                 if stream.label_info not in names:
                     raise LookupError(f"the recording holds no class names ({stream.label_info}) of DNN {stream.dnn}")
-                output = detections(message, stream.labels, names[stream.label_info])
+                output = _detections(message, stream.labels, names[stream.label_info])
+                frame.results[stream.dnn] = output, latency_ms
+            elif (other := first_parts.pop((stream.dnn, stamp_ns), None)) is None:
+                first_parts[stream.dnn, stamp_ns] = message
             else:
-                other = first_parts.pop((stream.dnn, stamp_ns), None)
-                if other is None:
-                    first_parts[stream.dnn, stamp_ns] = message
-                else:
-                    output = lanes(*((message, other) if name == "mask" else (other, message)))
-            if output is not None:
-                frame.results[stream.dnn] = RecordedResult(output, (recorded.stamp_ns - stamp_ns) / 1e6)
+                frame.results[stream.dnn] = (
+                    _lanes(*((message, other) if name == "mask" else (other, message))),
+                    latency_ms,
+                )
         if len(pending) > window:
             oldest = pending.pop(min(pending))
             if oldest.image is not None:
@@ -111,15 +105,71 @@ def recorded_frames(
     yield from (pending[stamp_ns] for stamp_ns in sorted(pending) if pending[stamp_ns].image is not None)
 
 
-def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Class names by class_id, for each LabelInfo topic with recorded messages."""
-    names = {}
-    for recorded in bag.messages([topic for topic in topics if topic in bag.topics]):
-        names[recorded.topic] = class_names(deserialize_message(recorded.data, message_class(recorded.msgtype)))
-    return names
+@dataclass
+class DnnFigures:
+    """Figures of one DNN, collected frame by frame."""
+
+    stream: Stream
+    latencies_ms: list[float] = field(default_factory=list)
+    stamps_ns: list[int] = field(default_factory=list)
+    found: list[Detections] = field(default_factory=list)
+    truths: list[Truth] = field(default_factory=list)
+    lanes: LaneScore = field(default_factory=LaneScore)
+
+    def add(self, frame: RecordedFrame) -> None:
+        """Count, time and score the result of the DNN for a frame, if there is one."""
+        if self.stream.dnn not in frame.results:
+            return
+        output, latency_ms = frame.results[self.stream.dnn]
+        self.latencies_ms.append(latency_ms)
+        self.stamps_ns.append(frame.stamp_ns)
+        if isinstance(output, Lanes) and frame.lane_mask is not None:
+            self.lanes.add(output.mask, frame.lane_mask)
+        elif isinstance(output, Detections) and frame.truth is not None:
+            truth = frame.truth
+            self.found.append(output)
+            self.truths.append(Truth.among(self.stream.labels, truth.boxes, truth.class_ids, truth.labels))
+
+    def summary(self) -> dict[str, Any]:
+        """Rate from the stamps of the frames with results; latency from stamp to receipt; scores."""
+        summary: dict[str, Any] = {"frames": len(self.stamps_ns)}
+        if len(self.stamps_ns) > 1:
+            span_s = (max(self.stamps_ns) - min(self.stamps_ns)) / 1e9
+            summary["rate_hz"] = (len(self.stamps_ns) - 1) / span_s if span_s > 0 else 0.0
+        if self.latencies_ms:
+            summary["latency_ms"] = distribution(self.latencies_ms)
+        if self.lanes.true or self.lanes.predicted:
+            summary |= {f"lane_{name}": value for name, value in self.lanes.scores().items()}
+        if true_boxes := sum(len(truth.boxes) for truth in self.truths):
+            summary["true_boxes"] = true_boxes
+            summary |= mean_average_precision(self.found, self.truths, self.stream.labels)
+        return summary
 
 
-def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
+def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any]]:
+    """The latest diagnostics of each task of `node`, from DiagnosticArrays in order."""
+    statuses: dict[str, dict[str, Any]] = {}
+    for status in (status for message in messages for status in message.status):
+        name, _, task = status.name.partition(": ")
+        if name == node.lstrip("/"):
+            statuses[task] = {
+                "level": int.from_bytes(status.level, "little"),
+                "message": status.message,
+                "hardware_id": status.hardware_id,
+                "values": {value.key: value.value for value in status.values},
+            }
+    return statuses
+
+
+def frame_counts(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Offered, published, pending and drops by reason, from a stream's diagnostics."""
+    values = status["values"]
+    drops = {match[1]: int(values[key]) for key in values if (match := re.fullmatch(r"dropped: (\w+)", key))}
+    counts: dict[str, Any] = {name: int(values[name]) for name in ("offered", "published", "pending")}
+    return {**counts, "dropped": {reason: count for reason, count in drops.items() if count}}
+
+
+def _detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
     """Convert a Detection2DArray; classes that are not in `labels` are skipped.
 
     names: class names by class_id, as in the DNN's LabelInfo. Raises KeyError for an unknown class_id.
@@ -133,15 +183,11 @@ def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) ->
             w, h = found.bbox.size_x / 2, found.bbox.size_y / 2
             rows.append((x - w, y - h, x + w, y + h, hypothesis.score, labels.index(name)))
     table = np.array(rows, np.float64).reshape(-1, 6)
-    return Detections(
-        boxes=table[:, :4].astype(np.float32),
-        scores=table[:, 4].astype(np.float32),
-        class_ids=table[:, 5].astype(np.int64),
-        labels=tuple(labels),
-    )
+    boxes, scores = table[:, :4].astype(np.float32), table[:, 4].astype(np.float32)
+    return Detections(boxes, scores, table[:, 5].astype(np.int64), tuple(labels))
 
 
-def lanes(mask: Any, points: Any) -> Lanes:
+def _lanes(mask: Any, points: Any) -> Lanes:
     """Convert a mono8 mask and a cloud of (u, v, lane, score) float32 points to lane lines."""
     table = np.frombuffer(bytes(points.data), "<f4").reshape(-1, 4)
     lines = []

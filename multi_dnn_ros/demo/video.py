@@ -1,20 +1,26 @@
-"""A video as a recording that can be replayed: its frames as compressed images of one camera."""
+"""A video as a recording that can be replayed, and what the DNNs found in it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rclpy.serialization import serialize_message
 from rclpy.time import Time
 from std_msgs.msg import Header
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.camera.playback import DEFAULT_RATE_HZ
+from multi_dnn_ros.camera.messages import image_message
+from multi_dnn_ros.camera.publisher import DEFAULT_RATE_HZ
 from multi_dnn_ros.camera.sources import open_source
+from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.replay.message_definitions import canonical
+from multi_dnn_ros.replay.replay import FrameOutcome, Summary
 from multi_dnn_ros.replay.storage_files import BagMessage
+from multi_dnn_ros.vision.results import Lanes, boxes_of, results_by_name
 
 _MSGTYPE = "sensor_msgs/msg/CompressedImage"
 
@@ -31,11 +37,11 @@ class VideoMessages:
 
     def __init__(self, path: Path, topic: str, frame_id: str, seconds: float | None = None) -> None:
         self._source = open_source(str(path))
-        self._format = CameraFormat(topic, frame_id, compressed=True)
+        self._topic, self._frame_id = topic, frame_id
         self._begin_ns = path.stat().st_mtime_ns
         self.rate_hz = self._source.rate_hz or DEFAULT_RATE_HZ
         self._max_frames = None if seconds is None else max(1, round(seconds * self.rate_hz))
-        known = int(getattr(self._source, "count", 0))
+        known = self._source.count
         self.frames = known if self._max_frames is None else min(known or self._max_frames, self._max_frames)
 
     @property
@@ -46,6 +52,65 @@ class VideoMessages:
         """The frames in order. topics: ignored, as there is one topic only."""
         for number, item in enumerate(islice(self._source.items(), self._max_frames)):
             stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
-            header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._format.frame_id)
-            data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, self._format)))
-            yield BagMessage(self._format.topic, _MSGTYPE, stamp_ns, data)
+            header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._frame_id)
+            data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, "jpeg")))
+            yield BagMessage(self._topic, _MSGTYPE, stamp_ns, data)
+
+
+class VideoFigures:
+    """Collects what each DNN found, frame by frame.
+
+    frames: number of frames with an inference, by DNN.
+    """
+
+    def __init__(self, dnns: Iterable[str]) -> None:
+        self.frames = dict.fromkeys(dnns, 0)
+        # Number of results of each frame with a result that can be counted; and number of results by class name.
+        self._counts: dict[str, list[int]] = {dnn: [] for dnn in self.frames}
+        self._names: dict[str, Counter[str]] = {dnn: Counter() for dnn in self.frames}
+        self._times_ms: dict[str, list[float]] = {dnn: [] for dnn in self.frames}
+
+    def add(self, outcome: FrameOutcome) -> int:
+        """Add the results of a frame; returns the number of those that can be counted."""
+        total = 0
+        for end in outcome.in_order():
+            if not isinstance(end, Result):
+                continue
+            parts = [_names(part) for part in results_by_name(end.dnn, end.output).values()]
+            counted = [part for part in parts if part is not None]
+            names = [name for part in counted for name in part]
+            self.frames[end.dnn] += 1
+            if counted:
+                self._counts[end.dnn].append(len(names))
+            self._names[end.dnn].update(names)
+            self._times_ms[end.dnn].append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
+            total += len(names)
+        return total
+
+    def as_json(self, summary: Summary) -> dict[str, Any]:
+        """Accounts, results and times of each DNN, by its name.
+
+        `results` and `frames_with_results` are None if no result can be counted, as masks and those of other packages.
+        `inference_ms`: from the start of each frame's inference to its decoded result.
+        """
+        content = {}
+        for (dnn, _), stream in summary.streams.items():
+            counts, times = self._counts[dnn], self._times_ms[dnn]
+            uncounted = self.frames[dnn] and not counts
+            content[dnn] = {
+                **{name: value for name, value in vars(stream).items() if name not in ("dnn", "camera")},
+                "results": None if uncounted else sum(counts),
+                "frames_with_results": None if uncounted else sum(count > 0 for count in counts),
+                "by_class": dict(self._names[dnn].most_common()),
+                "inference_ms": distribution(times) if times else {},
+            }
+        return content
+
+
+def _names(output: Any) -> list[str] | None:
+    """The class of each box, or "line" for each lane line; None for class masks and for results of other packages."""
+    if (boxes := boxes_of(output)) is not None:
+        return [boxes.labels[class_id] for class_id in boxes.class_ids]
+    if isinstance(output, Lanes):
+        return ["line"] * len(output.lanes)
+    return None

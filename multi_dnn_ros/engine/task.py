@@ -139,7 +139,6 @@ class DropReason(str, Enum):
     SHUTDOWN = "shutdown", DropEffect.EXPECTED  # the engine stopped before the frame was finished
     # No engine process served the DNN, or it ended while the frame was in progress.
     ENGINE_LOST = "engine_lost", DropEffect.LOSS
-    OUT_OF_ORDER = "out_of_order", DropEffect.LOSS  # another device had finished a later frame too long before
 
 
 class Timing(NamedTuple):

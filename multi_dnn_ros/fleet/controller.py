@@ -38,7 +38,6 @@ class Fleet:
         self._lock = lock_file(
             folder / ".lock",
             taken=f"{folder} is used by another fleet; end it first, or give another --folder",
-            unprotected="do not use the folder for two fleets at once",
         )
         self.policy, self.pool = policy, pool
         self._period_s, self._kept, self._watch = file.period_s, folder / "fleet.json", watch

@@ -23,13 +23,10 @@ from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batch_norm import with_global_batch_norm
 from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.checks import check_data
-from multi_dnn_ros.training.data import DataRequest, open_data
-from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate, set_training
-from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.data import DataRequest, check_data, open_data
+from multi_dnn_ros.training.loop import Schedule, autocast, make_optimizer, set_rate, set_training
 from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.training.scoring import score_rows
@@ -83,9 +80,8 @@ class JobWorker:
         self._trainable, self._loss = trainable, trainable.loss
         opened = open_data(job.data, DataRequest(trainable.task, trainable.framing, trainable.labels, job.scenes))
         check_labels(trainable, opened)
-        self._data = check_data(opened, progress=False, selects_epoch=False)
+        self._data = check_data(opened, ("train", "test"), progress=False)
         self._network = trainable.network.to(self._device)
-        with_global_batch_norm(self._network)  # so that the number of units does not affect the result
         self._batches = Batches(
             [self._data.part("train")], trainable.task, trainable.inputs, job.global_batch, job.seed, self._device
         )
@@ -123,7 +119,8 @@ class JobWorker:
         if world > 1:
             backend = "gloo" if self._threads else "nccl"
             dist.init_process_group(backend, address, world_size=world, rank=rank)
-        self._passes = distributed.replicated(self._network, unused=True)
+        distributed.synchronize_batch_norm(self._network)  # so that the number of GPUs does not affect the result
+        self._passes = distributed.replicated(self._network)
         self._tenths = MOST_UNITS * rank // world, MOST_UNITS * (rank + 1) // world
         self._stream = self._batches_from(self._done)
         self._next: Batch | None = None
@@ -174,10 +171,7 @@ class JobWorker:
                 **trainable.source.own_interface,
             ),
         )  # fmt: skip
-        return score_rows(
-            self._network, trainable.task, self._data.part("test"), trainable.inputs, trainable.decoder,
-            trainable.labels, kind=trainable.kind,
-        )  # fmt: skip
+        return score_rows(trainable, self._data.part("test"), self._network)
 
     def _step(self) -> None:
         batch = self._next if self._next is not None else next(self._stream)
@@ -213,6 +207,6 @@ class JobWorker:
                 yield batch
 
     def _identity(self) -> dict[str, Any]:
-        data = {"images": self._data.counts, "digest": self._data.digest}
+        data = {part: len(self._data.part(part)) for part in self._data.stored}
         versions = {"multi_dnn_ros": __version__, "torch": torch.__version__}
         return {"job": self.job.settings, "data": data, "schedule": asdict(self._schedule), "versions": versions}

@@ -6,6 +6,7 @@ tensor is never modified by another job, whatever in-place operations the model 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -17,7 +18,6 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.captured_stderr import captured_stderr
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.garbage_collection import gc_paused
 from multi_dnn_ros.graph.functional import is_known, make_functional
@@ -75,7 +75,7 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         # For some errors torch.export prints the graph traced so far.
-        with captured_stderr() as printed, warnings.catch_warnings(), torch.no_grad(), gc_paused():
+        with contextlib.redirect_stderr(printed), warnings.catch_warnings(), torch.no_grad(), gc_paused():
             warnings.simplefilter("ignore")  # as the warnings of _LOGGERS
             program = torch.export.export(module, example_inputs, strict=False)
             graph_module = program.module(check_guards=False) if is_known(program.graph) else None

@@ -8,15 +8,15 @@ from dataclasses import replace
 import torch
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.decoders.layout import Layout
+from multi_dnn_ros.decoders.recognition import Recognition, recognize
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import assumed_labels, configured_labels
 from multi_dnn_ros.models.sources import outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.layout import Layout
-from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.common import extensions
+from multi_dnn_ros.decoders.anchor import DetectorCore
+from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.several import SelectedOutputsDecoder, SeveralDecoders
+from multi_dnn_ros.decoders.window import ResultDecoder, WindowDecoder, WindowPreprocess
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.vision.checked_decoder import CheckedDecoder
-from multi_dnn_ros.vision.decoders.anchor import DetectorCore
-from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.several_results import SelectedOutputsDecoder, SeveralDecoders
 from multi_dnn_ros.vision.view import WHOLE, View, Window
-from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.description import Description
@@ -94,8 +92,6 @@ class Output:
     def results(self, view: View) -> ResultDecoder:
         """All raw outputs for an image of which the DNN sees `view` -> the result in pixels of the image."""
         decoder: ResultDecoder = self.decoder
-        if extensions.distribution(extensions.DECODERS, self.decoder_name):
-            decoder = CheckedDecoder(decoder, self.decoder_name, RESULT_KINDS.get(self.result_kind))
         if self.raw_outputs is not None:
             decoder = SelectedOutputsDecoder(decoder, self.raw_outputs)
         if view.is_whole:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -12,8 +11,10 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.extension_calls import extension_errors
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
+from multi_dnn_ros.decoders.layout import Difference, Layout
+from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
     has_shapes,
@@ -30,10 +31,6 @@ from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
-from multi_dnn_ros.vision.decoders.layout import Difference, Layout
-from multi_dnn_ros.vision.decoders.recognition import recognized_by
-from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
@@ -93,19 +90,15 @@ def _check_output(source: Source, name: str, config: DnnConfig) -> None:
         return
     if interface.decoder.recognize is not None and not has_shapes(source):
         size = (interface.preprocess.width, interface.preprocess.height)
-        try:
-            found = recognized_by(interface.decoder, Layout(source.outputs, size, len(interface.labels)))
-        except ExtensionError as error:
-            raise ModelError(f"dnn.{name}: {error}") from error
+        found = interface.decoder.recognize(Layout(source.outputs, size, len(interface.labels)))
         if isinstance(found, Difference):
             raise ModelError(f"dnn.{name}: {config.model}: decoder {interface.decoder.name}: {found.text}")
         return
     shapes = [_with_free_axes(shape) for shape in source.outputs]
     if all(shape[1:2] != (0,) for shape in source.outputs):  # otherwise the number of classes is unknown
         spec = interface.decoder
-        with _calling(spec.name, "factory", name):
-            decoder = spec.factory(interface.preprocess, interface.labels, keep=config.keep)
-        _check_outputs(decoder, spec.name, [torch.empty(shape, device="meta") for shape in shapes], name, config)
+        decoder = spec.factory(interface.preprocess, interface.labels, keep=config.keep)
+        _check_outputs(decoder, [torch.empty(shape, device="meta") for shape in shapes], name, config)
 
 
 def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -149,27 +142,17 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
 
 def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
     spec, config, source = interface.decoder, part.config, part.source
-    with _calling(spec.name, "factory", part.name):
-        decoder = spec.factory(
-            *(() if source.detector is None else (source.detector,)),
-            preprocess,
-            interface.labels,
-            keep=config.keep,
-            score_threshold=config.score_threshold,
-            own_threshold=_own_threshold(source, config.role),
-            iou_threshold=config.iou_threshold,
-            max_detections=config.max_detections,
-        )
-    return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs, spec.name)
-
-
-def _calling(
-    decoder: str, function: str, name: str, *documented: type[Exception]
-) -> contextlib.AbstractContextManager[None]:
-    """Turns what a decoder of another package raises into ModelError. name: of the DNN. See extension_errors()."""
-    return extension_errors(
-        extensions.DECODERS, decoder, function, where=f"dnn.{name}: ", error=ModelError, documented=documented
+    decoder = spec.factory(
+        *(() if source.detector is None else (source.detector,)),
+        preprocess,
+        interface.labels,
+        keep=config.keep,
+        score_threshold=config.score_threshold,
+        own_threshold=_own_threshold(source, config.role),
+        iou_threshold=config.iou_threshold,
+        max_detections=config.max_detections,
     )
+    return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs, spec.name)
 
 
 def _own_threshold(source: Source, role: str) -> float:
@@ -206,8 +189,7 @@ def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: t
     problems = []
     check_labels = getattr(decoder.factory, "check_labels", Decoder.check_labels)
     try:
-        with _calling(decoder.name, "check_labels", name, ValueError):
-            check_labels(labels, config.keep)
+        check_labels(labels, config.keep)
     except ValueError as error:
         problems.append(f"parameter dnn.{name}.{error}")
     if config.num_classes and config.num_classes != len(labels):
@@ -334,14 +316,11 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
                 f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(tensors)} raw "
                 f"outputs; allowed: 0 to {len(tensors) - 1}"
             )
-        _check_outputs(output.decoder, output.decoder_name, [tensors[number] for number in numbers], where, config)
+        _check_outputs(output.decoder, [tensors[number] for number in numbers], where, config)
 
 
-def _check_outputs(
-    decoder: Decoder, decoder_name: str, outputs: list[torch.Tensor], name: str, config: DnnConfig
-) -> None:
+def _check_outputs(decoder: Decoder, outputs: list[torch.Tensor], name: str, config: DnnConfig) -> None:
     try:
-        with _calling(decoder_name, "check", name, OutputError):
-            decoder.check(outputs)
+        decoder.check(outputs)
     except OutputError as error:
         raise ModelError(f"dnn.{name}: {config.model}: {error}") from None

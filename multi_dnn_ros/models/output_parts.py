@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Role of a result: a label without defaults.
 _ROLE = "network"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.settings.image_parts import tile_counts
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.view import WHOLE, View
 

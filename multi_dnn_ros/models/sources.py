@@ -6,10 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import extension_errors
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.models.checked_source import checked_source
 from multi_dnn_ros.models.description import Description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
@@ -63,16 +60,9 @@ def load_artifact(path: Path) -> tuple[nn.Module, Description]:
 
 
 def weights_file(model: str) -> Path | None:
-    """Path of the file of `model`; None: unknown, or there is no such file.
-
-    Raises ModelError if the function of another package's model source fails.
-    """
+    """Path of the file of `model`; None: unknown, or there is no such file."""
     source = source_of(model)
-    if source is None or source.file is None:
-        path = Path(model)
-    else:
-        with extension_errors(extensions.MODEL_SOURCES, source.name, "file", error=ModelError):
-            path = Path(source.file(model.partition(":")[2]))
+    path = Path(model) if source is None or source.file is None else Path(source.file(model.partition(":")[2]))
     return path if path.is_file() else None
 
 
@@ -93,9 +83,4 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = F
     is_file = name.startswith(".")
     rest = str(existing_file(config.model, f"{where}model")) if is_file else config.model.partition(":")[2]
     request = ModelRequest(where, rest, config, classifiers, outline)
-    if not extensions.distribution(extensions.MODEL_SOURCES, name):
-        return source.load(request)
-    model = f"{where}model is '{config.model}': "
-    with extension_errors(extensions.MODEL_SOURCES, name, "load", where=model, error=ModelError):
-        found = source.load(request)
-    return checked_source(found, name, model, outline=outline)
+    return source.load(request)

@@ -50,7 +50,7 @@ def check_available(units: Sequence[Unit], precision: str) -> None:
         if unit.provider and unit.provider.partition(":")[0] not in providers:
             raise UnitError(
                 f"unit '{unit.name}': the installed ONNX Runtime has the providers {', '.join(providers)} "
-                "(docs/providers.md)"
+                "(docs/devices.md)"
             )
         backend = "onnxruntime" if unit.provider else "auto"
         check_backend(backend, device, precision, backend_from=f"unit '{unit.name}'", precision_from="--precision")

@@ -24,9 +24,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.backends.static_stages import single_launches
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.cpu_features import has_bf16_products
-from multi_dnn_ros.common.extension_calls import extension_errors
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
@@ -112,8 +110,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         except Exception as error:
             if not is_out_of_memory(error):
                 if isinstance(error, ExtensionError):
-                    where, text = f"dnn.{name}: ", str(error)
-                    raise ConfigError(text if text.startswith(where) else where + text) from error
+                    raise ConfigError(f"dnn.{name}: {error}") from error
                 raise
             shortage = (
                 f"dnn.{name}: {settings.model} does not fit into the memory of {device}: "
@@ -136,7 +133,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor, chosen)
 
 
-def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
+def _only_device(units: Mapping[str, Unit]) -> Unit:
     """The device of all DNNs. Raises ConfigError if there are several."""
     devices = devices_in_use(units)
     if len(devices) > 1:
@@ -148,16 +145,10 @@ def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
 
 
 def _finish_backends(dnns: Mapping[str, DnnConfig], device: torch.device) -> None:
-    """Raises ConfigError if the function of another package's backend fails."""
-    users: dict[str, list[str]] = {}
-    for name, dnn in dnns.items():
-        users.setdefault(backend_name(dnn.backend, device, name, dnn.precision), []).append(f"dnn.{name}")
-    for backend in sorted(users):
+    for backend in sorted({backend_name(dnn.backend, device, name, dnn.precision) for name, dnn in dnns.items()}):
         finish = BACKENDS.get(backend).finish
         if finish is not None:
-            where = f"{', '.join(users[backend])}: "
-            with extension_errors(extensions.BACKENDS, backend, "finish", where=where, error=ConfigError):
-                finish()
+            finish()
 
 
 def _backend(

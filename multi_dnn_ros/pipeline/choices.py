@@ -10,14 +10,11 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import CudnnBenchmark
-from multi_dnn_ros.backends.checked import CheckedBackend
 from multi_dnn_ros.backends.green_contexts import current_sms
 from multi_dnn_ros.backends.merged_siblings import MergedSiblings
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.cpu_features import has_int8_products
-from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.planning.job_plan import ROUNDS
@@ -137,7 +134,7 @@ def choose_backend(
     `dnn.<dnn>.branches`; ignored by a backend without branches on this device. merge_siblings: parameter of that
     name. providers: parameter `dnn.<dnn>.providers`; ignored by a backend without execution providers. required: see
     BackendRequest. Raises ConfigError if the backend cannot run on this device, or if another package's cannot be
-    created; preparing with one of another package raises ExtensionError, see CheckedBackend.
+    created.
     """
     providers = providers or automatic_providers(name, device)
     name = check_backend(name, device, precision, dnn)
@@ -150,14 +147,7 @@ def choose_backend(
         device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch,
         branches if device.type in spec.branches else "1", tuple(providers), required,
     )  # fmt: skip
-    where = f"dnn.{dnn}: "
-    with extension_errors(extensions.BACKENDS, name, "factory", where=where, error=ConfigError):
-        backend = spec.factory(request)
-    if extensions.distribution(extensions.BACKENDS, name):
-        if not callable(getattr(backend, "prepare", None)):
-            text = returned_text(extensions.BACKENDS, name, "factory", backend, "a backend, which has a method prepare")
-            raise ConfigError(where + text)
-        backend = CheckedBackend(backend, name, dnn)
+    backend = spec.factory(request)
     if merge_siblings != "never":
         backend = MergedSiblings(
             backend, merge_siblings, chosen.tolerance(device), dnn, partial(_served_on, device, name, precision)

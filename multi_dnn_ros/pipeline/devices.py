@@ -44,32 +44,21 @@ def workers_and_threads(config: NodeConfig, unit: Unit) -> tuple[int, int]:
     return workers, threads
 
 
-def dnn_units(config: NodeConfig) -> dict[str, tuple[Unit, ...]]:
-    """The devices of each DNN, in the order of its parameter. Raises ConfigError with all problems."""
+def dnn_units(config: NodeConfig) -> dict[str, Unit]:
+    """The device of each DNN. Raises ConfigError with all problems."""
     problems: list[str] = []
-    common: Unit | None = None
-    try:
-        common = unit_of(config.device, "device")
-    except ConfigError as error:
-        problems.append(str(error))
-    units: dict[str, tuple[Unit, ...]] = {}
+    units: dict[str, Unit] = {}
     for dnn, settings in config.dnns.items():
-        found: list[Unit] = []
-        for name in settings.device:
-            if name == "auto":
-                if common is not None:
-                    found.append(common)
-                continue
-            try:
-                found.append(unit_of(name, f"dnn.{dnn}.device"))
-            except ConfigError as error:
-                problems.append(str(error))
-        units[dnn] = tuple(found)
+        own = settings.device != "auto"
+        try:
+            units[dnn] = unit_of(settings.device if own else config.device, f"dnn.{dnn}.device" if own else "device")
+        except ConfigError as error:
+            problems.append(str(error))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
     return units
 
 
-def devices_in_use(units: Mapping[str, tuple[Unit, ...]]) -> tuple[Unit, ...]:
-    """All devices of all DNNs, each once, in the order of the DNNs."""
-    return tuple({unit.name: unit for of_dnn in units.values() for unit in of_dnn}.values())
+def devices_in_use(units: Mapping[str, Unit]) -> tuple[Unit, ...]:
+    """The devices of all DNNs, each once, in the order of the DNNs."""
+    return tuple({unit.name: unit for unit in units.values()}.values())

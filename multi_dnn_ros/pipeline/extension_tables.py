@@ -9,8 +9,8 @@ from typing import Any
 
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.reporting import replace_between_markers
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.registry import MODEL_SOURCES
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 BEGIN, END = "<!-- registries -->", "<!-- /registries -->"
@@ -69,9 +69,6 @@ def main() -> None:
     if parser.parse_args().write:
         _PAGE.write_text(in_document(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
-        RESULT_KINDS.report_broken()
-        for registry in (BACKENDS, DECODERS, MODEL_SOURCES):
-            registry.report_broken()
         print(markdown())
 
 

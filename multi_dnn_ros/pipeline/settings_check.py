@@ -17,10 +17,9 @@ import torch
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.extension_imports import import_extensions
 from multi_dnn_ros.common.extensions import Registry
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
@@ -33,21 +32,17 @@ from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
-from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: The registries that the engine process uses; the node's process uses result kinds.
-_REGISTRIES: Mapping[str, Registry[Any]] = {
-    extensions.BACKENDS: BACKENDS, extensions.DECODERS: DECODERS, extensions.MODEL_SOURCES: MODEL_SOURCES
-}  # fmt: skip
+_REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
 
 
 def import_registries() -> None:
     """Import every backend, decoder and model source, when an engine process starts.
 
-    Configuring then does not wait for imports. Logs a warning for those of other packages that take long.
+    Configuring then does not wait for imports. Logs a warning for each that cannot be used.
     """
-    import_extensions(_REGISTRIES, "every start of an engine process")
-    for registry in _REGISTRIES.values():
+    for registry in _REGISTRIES:
         registry.usable()
 
 
@@ -56,26 +51,23 @@ class Findings:
     """problems: one line each, with parameter or file, value and what is allowed. warnings: values that have no effect,
     are slow, or prevent a check.
 
-    units: the devices of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
+    units: the device of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
     set.
     """
 
     problems: tuple[str, ...]
-    units: Mapping[str, tuple[Unit, ...]]
+    units: Mapping[str, Unit]
     predictor: Predictor | None
     warnings: tuple[str, ...] = ()
 
 
 def check_settings(config: NodeConfig) -> Findings:
     """Check everything that can be checked without loading a DNN; takes a second or two per DNN and little memory."""
-    # An engine process has imported them already (import_registries).
-    import_extensions(_REGISTRIES, "configuring in a new process")
-    for registry in _REGISTRIES.values():
-        registry.report_broken()
+    import_registries()
     problems: list[str] = []
     warnings: list[str] = [*_rate_warnings(config)]
     predictor = None
-    units: Mapping[str, tuple[Unit, ...]] = {}
+    units: Mapping[str, Unit] = {}
     try:
         units = dnn_units(config)
     except ConfigError as error:
@@ -94,7 +86,7 @@ def check_settings(config: NodeConfig) -> Findings:
         )
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
-        dnn_devices = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
+        dnn_devices = (torch_device(units[name]),) if name in units else ()
         problems.extend(_execution_problems(name, settings, dnn_devices))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         missing = (missing_instructions(name, settings.precision, device) for device in dnn_devices)

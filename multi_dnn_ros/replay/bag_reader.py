@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from types import TracebackType
 
 import yaml
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.natural_order import natural_order
 from multi_dnn_ros.replay.storage_files import BagError, BagMessage, BagTopic, McapFile, SqliteFile, StorageFile, zstd
+from multi_dnn_ros.settings.schema import CameraConfig
 
+IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 _FORMATS: dict[str, type[StorageFile]] = {".mcap": McapFile, ".db3": SqliteFile}
 #: Suffix of a storage file that was compressed as a whole.
 _PACKED = ".zstd"
 
 
-class BagReader:
+class BagReader(ExitStack):
     """A recording open for reading; a context manager.
 
     path: a rosbag2 folder with or without ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3 file.
@@ -28,14 +30,14 @@ class BagReader:
     """
 
     def __init__(self, path: str | Path) -> None:
+        super().__init__()
         self.path = Path(path)
         self.notes: list[str] = []
         self._damage: list[str] = []
         self._files: list[StorageFile] = []
-        self._temporary: TemporaryDirectory[str] | None = None
+        self.topics: dict[str, BagTopic] = {}
         try:
             self._open()
-            self.topics = self._merged_topics()
         except BaseException:
             self.close()
             raise
@@ -47,6 +49,11 @@ class BagReader:
         """
         return [*self._damage, *(f"{file.name}: {file.damage}" for file in self._files if file.damage)]
 
+    @property
+    def listing(self) -> str:
+        """The topics with their types, for messages."""
+        return ", ".join(f"{topic.name} ({topic.msgtype})" for topic in self.topics.values()) or "no topics"
+
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
         """The messages on `topics` (None: all), file by file in order of recording time.
 
@@ -54,54 +61,34 @@ class BagReader:
         """
         wanted = set(self.topics if topics is None else topics)
         if unknown := wanted - self.topics.keys():
-            raise BagError(f"{self.path} has no topic {', '.join(sorted(unknown))}; it has {_listing(self.topics)}")
+            raise BagError(f"{self.path} has no topic {', '.join(sorted(unknown))}; it has {self.listing}")
         for file in self._files:
             yield from file.messages(wanted)
-
-    def close(self) -> None:
-        """Close the files. Safe to call twice."""
-        for file in self._files:
-            file.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
-
-    def __enter__(self) -> BagReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _merged_topics(self) -> dict[str, BagTopic]:
-        topics: dict[str, BagTopic] = {}
-        for topic in (topic for file in self._files for topic in file.topics):
-            known = topics.get(topic.name, BagTopic(topic.name, topic.msgtype, 0))
-            if known.msgtype != topic.msgtype:
-                raise BagError(f"{self.path}: topic {topic.name} has two types, {known.msgtype} and {topic.msgtype}")
-            topics[topic.name] = BagTopic(topic.name, topic.msgtype, topic.count + known.count)
-        return topics
 
     def _open(self) -> None:
         if not self.path.exists():
             raise BagError(f"bag {self.path} does not exist")
-        if self.path.is_file():
-            if not is_storage_file(self.path):
-                raise BagError(f"bag {self.path}: expected a folder, or a file that ends in .mcap or .db3")
-            self._files.append(self._open_file(self.path))
-            return
-        names = self._storage_files()
-        if not names:
-            more = f" ({'; '.join([*self.notes, *self._damage])})" if self.notes or self._damage else ""
-            raise BagError(
-                f"{self.path} is not a rosbag2 recording: no usable metadata.yaml and no .mcap or .db3 file{more}"
-            )
-        for name in names:
+        if not self.path.is_dir() and not is_storage_file(self.path):
+            raise BagError(f"bag {self.path}: expected a folder, or a file that ends in .mcap or .db3")
+        paths = [self.path / name for name in self._storage_files()] if self.path.is_dir() else [self.path]
+        if not paths:
+            found = "; ".join([*self.notes, *self._damage]) or "no usable metadata.yaml and no .mcap or .db3 file"
+            raise BagError(f"{self.path} is not a rosbag2 recording: {found}")
+        for path in paths:
             try:
-                self._files.append(self._open_file(self.path / name))
+                plain = self._unpacked(path) if path.suffix == _PACKED else path
+                file = _FORMATS[plain.suffix](plain)
             except BagError as error:
                 self._damage.append(str(error).replace(f"{self.path}/", ""))
+                continue
+            self.callback(file.close)
+            self._files.append(file)
+            for topic in file.topics:
+                known = self.topics.get(topic.name, BagTopic(topic.name, topic.msgtype, 0))
+                if known.msgtype != topic.msgtype:
+                    types = f"{known.msgtype} and {topic.msgtype}"
+                    raise BagError(f"{self.path}: topic {topic.name} has two types, {types}")
+                self.topics[topic.name] = BagTopic(topic.name, topic.msgtype, topic.count + known.count)
         if not self._files:
             raise BagError(f"{self.path}: none of its files can be read: {'; '.join(self._damage)}")
 
@@ -109,12 +96,13 @@ class BagReader:
         """The files that metadata.yaml lists; without a usable one, all, in the recorder's order."""
         found = {file.name for file in self.path.iterdir() if is_storage_file(file)}
         listed = self._listed_names()
+        present = [name for name in listed if (self.path / name).exists()]
         self._damage += [
             f"{name} is missing, which metadata.yaml lists; repair: ros2 bag reindex"
             for name in listed
-            if not (self.path / name).exists()
+            if name not in present
         ]
-        if present := [name for name in listed if (self.path / name).exists()]:
+        if present:
             if others := sorted(found - set(listed)):
                 self.notes.append(f"not read, because metadata.yaml does not list it: {', '.join(others)}")
             return present
@@ -135,15 +123,9 @@ class BagReader:
             self.notes.append(f"metadata.yaml cannot be used ({summarize_error(error)}); all files are read")
             return []
 
-    def _open_file(self, file: Path) -> StorageFile:
-        plain = self._unpacked(file) if file.suffix == _PACKED else file
-        return _FORMATS[plain.suffix](plain)
-
     def _unpacked(self, file: Path) -> Path:
         """A copy of a file that was compressed as a whole, in a temporary folder. Raises BagError."""
-        if self._temporary is None:
-            self._temporary = TemporaryDirectory(prefix="multi_dnn_ros_")
-        target = Path(self._temporary.name) / file.stem
+        target = Path(self.enter_context(TemporaryDirectory(prefix="multi_dnn_ros_"))) / file.stem
         try:
             with zstd.open(file, "rb") as content, target.open("wb") as copy:
                 shutil.copyfileobj(content, copy)
@@ -158,5 +140,39 @@ def is_storage_file(path: Path) -> bool:
     return name.endswith(tuple(_FORMATS)) and not name.startswith(".")
 
 
-def _listing(topics: dict[str, BagTopic]) -> str:
-    return ", ".join(f"{topic.name} ({topic.msgtype})" for topic in topics.values()) or "no topics"
+def recorded_topics(bag: BagReader, cameras: Mapping[str, CameraConfig], chosen: Mapping[str, str]) -> dict[str, str]:
+    """The recorded topic of each camera.
+
+    chosen: topics that the user has chosen, by camera; they override the configured ones. A single camera whose topic
+    is not in the recording takes the only image topic.
+    Raises BagError if a topic is missing or is no image topic, if two cameras have the same topic, or if `chosen` names
+    an unknown camera.
+    """
+    if unknown := chosen.keys() - cameras.keys():
+        raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(cameras)}")
+    images = [name for name, topic in bag.topics.items() if topic.msgtype in IMAGE_TYPES]
+    topics: dict[str, str] = {}
+    for camera, settings in cameras.items():
+        configured = [f"/{settings.topic.lstrip('/')}"] if settings.topic else [
+            f"/{camera}/image_raw", f"/{camera}/image_raw/compressed"
+        ]  # fmt: skip
+        if settings.transport == "compressed":
+            configured.reverse()
+        wanted = [chosen[camera]] if camera in chosen else configured
+        found = next((name for name in wanted if name in bag.topics), None)
+        if found is None and camera not in chosen and len(cameras) == len(images) == 1:
+            found = images[0]
+        if found is None:
+            damage = f" (damaged: {'; '.join(bag.damage)})" if bag.damage else ""
+            names = " or ".join(wanted)
+            raise BagError(f"bag {bag.path}{damage} has no topic {names} for camera '{camera}'; it has {bag.listing}")
+        if found not in images:
+            allowed = " or ".join(IMAGE_TYPES)
+            raise BagError(f"topic {found} of bag {bag.path} is {bag.topics[found].msgtype}; must be {allowed}")
+        if found in topics.values():
+            raise BagError(
+                f"camera '{camera}' has the same topic {found} in bag {bag.path} as another one; "
+                "choose a separate topic for each: --topic CAMERA:=TOPIC"
+            )
+        topics[camera] = found
+    return topics

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -51,18 +52,17 @@ class BagWriter(AtomicWriter):
         self._connections: dict[str, Connection] = {}
         self._folder: Path | None = None
         try:
-            absolute.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{absolute.name}.tmp-", dir=absolute.parent))
-            # The rosbags writer names the storage file after its folder.
-            self._writer = Writer(self._folder / _STEM, version=9, storage_plugin=StoragePlugin[storage.upper()])
-            if storage == "mcap":
-                self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
-            self._writer.open()
-        except BaseException as error:  # a signal, too, must not leave the folder
+            with self._named_errors():
+                absolute.parent.mkdir(parents=True, exist_ok=True)
+                self._folder = Path(tempfile.mkdtemp(prefix=f"{absolute.name}.tmp-", dir=absolute.parent))
+                # The rosbags writer names the storage file after its folder.
+                self._writer = Writer(self._folder / _STEM, version=9, storage_plugin=StoragePlugin[storage.upper()])
+                if storage == "mcap":
+                    self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
+                self._writer.open()
+        except BaseException:  # a signal, too, must not leave the folder
             self._remove()
-            if not isinstance(error, _WRITE_ERRORS):
-                raise
-            raise self._failure(error) from error
+            raise
 
     def add_topic(self, topic: str, msgtype: str, *, latched: bool = False) -> None:
         """Declare a topic, so that it is listed even without messages.
@@ -73,12 +73,10 @@ class BagWriter(AtomicWriter):
         known = self._connections.get(topic)
         if known is None:
             text, type_hash = definition(msgtype)
-            try:
+            with self._named_errors():
                 self._connections[topic] = self._writer.add_connection(
                     topic, msgtype, msgdef=text, rihs01=type_hash, offered_qos_profiles=[_LATCHED] if latched else []
                 )
-            except _WRITE_ERRORS as error:
-                raise self._failure(error) from error
         elif known.msgtype != msgtype:
             raise BagError(f"topic {topic} of {self.path} has type {known.msgtype}; {msgtype} does not fit")
 
@@ -86,33 +84,26 @@ class BagWriter(AtomicWriter):
         """Add a text file to the recording's folder."""
         if self._folder is None:
             raise BagError(f"{self.path} is closed")
-        try:
+        with self._named_errors():
             (self._folder / _STEM / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise self._failure(error) from error
 
     def write(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
         """Append a message. topic: a declared topic. stamp_ns: recording time. data: CDR bytes with header."""
         if topic not in self._connections:
             raise BagError(f"topic {topic} of {self.path} was not declared with add_topic")
-        try:
+        with self._named_errors():
             self._writer.write(self._connections[topic], stamp_ns, data)
-        except _WRITE_ERRORS as error:
-            raise self._failure(error) from error
 
     def close(self) -> None:
         """Write the index and give the recording its name. Raises BagError, also if the path exists by now."""
         if self._folder is None:
             return
         try:
-            self._writer.close()
-            (self._folder / _STEM).rename(self.path)
-        except _WRITE_ERRORS as error:
-            with suppress(*_WRITE_ERRORS):  # close the storage file
-                self._writer.abort()
-            raise self._failure(error) from error
+            with self._named_errors():
+                self._writer.close()
+                (self._folder / _STEM).rename(self.path)
         finally:
-            self._remove()
+            self.discard()
 
     def discard(self) -> None:
         """Close without keeping the recording."""
@@ -121,8 +112,12 @@ class BagWriter(AtomicWriter):
                 self._writer.abort()
             self._remove()
 
-    def _failure(self, error: BaseException) -> BagError:
-        return BagError(f"cannot write {self.path}: {error}")
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _WRITE_ERRORS as error:
+            raise BagError(f"cannot write {self.path}: {error}") from error
 
     def _remove(self) -> None:
         if self._folder is not None:

@@ -20,6 +20,6 @@ def expected_kind(role: str, decoder: str) -> ResultKind:
             f"decoder is 'auto' and role is '{role}', so the topics of the results are not known before configuring; "
             f"allowed here: the name of a decoder, or one of the roles {', '.join(PRESETS)}"
         )
-    from multi_dnn_ros.vision.decoders.registry import DECODERS  # imports PyTorch with the decoder
+    from multi_dnn_ros.decoders.registry import DECODERS  # imports PyTorch with the decoder
 
     return RESULT_KINDS.get(DECODERS.get(decoder).result_kind)

@@ -1,26 +1,22 @@
 """Text definition and type hash of a message type, which a recording stores for its readers.
 
-Both are derived from the message class, so that they match the running ROS 2, even for types that the rosbags library
-does not know (vision_msgs). The class lacks the constants and comments of the .msg file;
-readers need neither, and the type hash (REP 2011) does not cover them.
+Both come from the .msg files of the installed packages, so that they match the running ROS 2, even for types that the
+rosbags library does not know (vision_msgs).
 """
 
 from __future__ import annotations
 
 import functools
-import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+from ament_index_python.packages import get_package_share_directory
+from rosbags.interfaces import Nodetype
 from rosbags.typesys import get_types_from_msg
 from rosbags.typesys.store import Typestore
 
 import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
-from multi_dnn_ros.ros.message_types import message_class
-
-# rclpy uses IDL names of field types, .msg files use ROS names.
-_IDL_NAMES = {"boolean": "bool", "octet": "byte", "float": "float32", "double": "float64"}
-_SEQUENCE = re.compile(r"sequence<(?P<element>.+?)(?:, (?P<bound>\d+))?>$")
-_ARRAY = re.compile(r"(?P<element>.+)\[(?P<length>\d+)\]$")
-_BOUNDED_STRING = re.compile(r"string<(?P<bound>\d+)>$")
 
 
 @functools.cache
@@ -47,36 +43,24 @@ def canonical(msgtype: str, data: bytes) -> bytes:
 def _typestore(msgtype: str) -> Typestore:
     """A type store with a message type and the types nested in it."""
     store = Typestore()
-    pending = [msgtype]
-    texts: dict[str, str] = {}
+    pending = {msgtype}
     while pending:
         name = pending.pop()
-        if name not in texts:
-            fields = message_class(name).get_fields_and_field_types()
-            texts[name] = "\n".join(f"{_msg_type(kind)} {field}" for field, kind in fields.items())
-            pending += [nested for kind in fields.values() if (nested := _nested(kind))]
-    for name, text in texts.items():
-        store.register(get_types_from_msg(text, name))
+        package, _, short = name.partition("/msg/")
+        try:
+            path = Path(get_package_share_directory(package), "msg", f"{short}.msg")
+            types = get_types_from_msg(path.read_text(encoding="utf-8"), name)
+        except (LookupError, ValueError, OSError) as error:
+            raise LookupError(f"message type {name} is not installed") from error
+        store.register(types)
+        pending |= {nested for _, kind in types[name][1] for nested in _named(kind)} - store.fielddefs.keys()
     return store
 
 
-def _element(kind: str) -> tuple[str, str]:
-    """Element type and .msg suffix of a field type."""
-    if match := _SEQUENCE.match(kind):
-        bound = match["bound"]
-        return match["element"], f"[<={bound}]" if bound else "[]"
-    if match := _ARRAY.match(kind):
-        return match["element"], f"[{match['length']}]"
-    return kind, ""
-
-
-def _msg_type(kind: str) -> str:
-    element, suffix = _element(kind)
-    if match := _BOUNDED_STRING.match(element):
-        element = f"string<={match['bound']}"
-    return _IDL_NAMES.get(element, element) + suffix
-
-
-def _nested(kind: str) -> str | None:
-    package, _, name = _element(kind)[0].partition("/")
-    return f"{package}/msg/{name}" if name else None
+def _named(kind: Any) -> Iterator[str]:
+    """The message types in the type of a field."""
+    node, content = kind
+    if node == Nodetype.NAME:
+        yield content
+    elif node in (Nodetype.ARRAY, Nodetype.SEQUENCE):
+        yield from _named(content[0])

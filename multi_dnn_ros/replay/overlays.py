@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from multi_dnn_ros.common.atomic_files import AtomicWriter
 from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles, Picture
 
 
-def overlay_paths(path: Path, cameras: Iterable[str]) -> dict[str, Path]:
-    """The video or folder of each camera: `path`, or with several cameras `path` with their names appended to its
-    name.
-    """
-    names = tuple(cameras)
-    if len(names) == 1:
-        return {names[0]: path}
-    return {name: path.with_name(f"{path.stem}_{name}{path.suffix}") for name in names}
+def overlay_paths(path: Path, cameras: Collection[str]) -> dict[str, Path]:
+    """The video or folder of each camera: `path`, or with several cameras `path` with their names appended."""
+    if len(cameras) == 1:
+        return dict.fromkeys(cameras, path)
+    return {name: path.with_name(f"{path.stem}_{name}{path.suffix}") for name in cameras}
 
 
 class Overlays(AtomicWriter):
@@ -27,34 +24,33 @@ class Overlays(AtomicWriter):
     for a path that cannot be used.
     """
 
-    def __init__(self, paths: Mapping[str, Path]) -> None:
+    def __init__(self, paths: dict[str, Path]) -> None:
         self.problems: list[str] = []
         self._files = {camera: OverlayFiles(path) for camera, path in paths.items()}
 
-    @property
-    def open_cameras(self) -> frozenset[str]:
-        """The cameras whose pictures are written."""
-        return frozenset(self._files)
+    def write(self, camera: str, stamp_ns: int, draw: Callable[[], Picture]) -> None:
+        """Add a picture to the file of a camera, if it has one. stamp_ns: its time stamp in nanoseconds.
 
-    def write(self, camera: str, picture: Picture, stamp_ns: int) -> None:
-        """Add a picture, (H, W, 3) uint8 RGB, of one of `open_cameras`. stamp_ns: its time stamp in nanoseconds."""
-        file = self._files[camera]
-        try:
-            file.write(picture, stamp_ns)
-        except (OverlayFileError, OSError) as error:
-            self.problems.append(str(error))
-            del self._files[camera]
-            file.discard()
+        draw: makes the picture, (H, W, 3) uint8 RGB.
+        """
+        if (file := self._files.get(camera)) is not None:
+            picture = draw()
+            self._attempt(camera, file, lambda: file.write(picture, stamp_ns))
 
     def close(self) -> None:
         """Finish all files."""
-        for file in self._files.values():
-            try:
-                file.close()
-            except (OverlayFileError, OSError) as error:
-                self.problems.append(str(error))
+        for camera, file in list(self._files.items()):
+            self._attempt(camera, file, file.close)
 
     def discard(self) -> None:
         """Close all files without videos; pictures in folders stay."""
         for file in self._files.values():
+            file.discard()
+
+    def _attempt(self, camera: str, file: OverlayFiles, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (OverlayFileError, OSError) as error:
+            self.problems.append(str(error))
+            del self._files[camera]
             file.discard()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, Protocol
 
@@ -22,7 +24,6 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.message_definitions import canonical
 from multi_dnn_ros.replay.storage_files import BagMessage
-from multi_dnn_ros.replay.summary import Summary
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.drawing import draw
@@ -73,49 +74,72 @@ class FrameOutcome:
         """The results and drops, in the order of the DNNs."""
         return [self.ends[dnn] for dnn in self.dnns]
 
-    def results(self) -> Iterator[tuple[str, Any]]:
-        """Name and value of each result."""
-        for end in self.in_order():
-            if isinstance(end, Result):
-                yield from results_by_name(end.dnn, end.output).items()
+    def results(self) -> dict[str, Any]:
+        """The value of each result by its name."""
+        found = [results_by_name(end.dnn, end.output) for end in self.in_order() if isinstance(end, Result)]
+        return {name: output for each in found for name, output in each.items()}
 
     def drawn(self, kinds: Mapping[str, ResultKind]) -> npt.NDArray[np.uint8]:
         """The image with the results on it, (H, W, 3) uint8 RGB. kinds: the kind of each result, by name."""
-        return draw(self.frame.image(), [Layer(name, kinds[name], output) for name, output in self.results()])
+        return draw(self.frame.image(), [Layer(name, kinds[name], output) for name, output in self.results().items()])
 
 
+@dataclass
+class StreamCount:
+    """The frames of one camera for one DNN: offered == published + sum(dropped).
+
+    dropped: by reason, as in the node's diagnostics. first_drops: message of the first drop, by reason.
+    """
+
+    dnn: str
+    camera: str
+    offered: int = 0
+    published: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_drops: dict[str, str] = field(default_factory=dict)
+
+    def add(self, end: Result | Drop) -> None:
+        """Count one frame."""
+        self.offered += 1
+        if isinstance(end, Result):
+            self.published += 1
+        else:
+            self.dropped[end.reason.value] += 1
+            self.first_drops.setdefault(end.reason.value, end.message)
+
+
+@dataclass
+class Summary:
+    """Counts by (dnn, camera), and damage of the input."""
+
+    streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
+    input_damage: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON content; equal for equal replays."""
+        return {"streams": [dict(vars(stream)) for stream in self.streams.values()], "input_damage": self.input_damage}
+
+
+@dataclass
 class Replay:
     """Replays recordings through one set of DNNs, frame by frame: while a frame is computed, the next one is decoded.
 
-    tasks, workers, device, max_failures: see Engine. kinds: the kind of each result, by name. labels: class names and
-    score threshold of each detector, by name. topics: recorded topic of each camera. images: how the images of a camera
+    tasks, workers, device, max_failures: see Engine. kinds: the kind of each result, by name. topics: recorded topic of
+    each camera. labels: class names and score threshold of each detector, by name. images: how the images of a camera
     are decoded; a missing one with the defaults. node: fully qualified node name used in the written topics
     (`/multi_dnn/front/object/detections`). stall_timeout_s: a frame that takes longer ends the replay.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[DnnTask],
-        kinds: Mapping[str, ResultKind],
-        topics: Mapping[str, str],
-        *,
-        labels: Mapping[str, tuple[Sequence[str], float]] | None = None,
-        images: Mapping[str, ImageSettings] | None = None,
-        node: str = "/multi_dnn",
-        workers: int = 2,
-        device: torch.device | None = None,
-        max_failures: int = 5,
-        stall_timeout_s: float = 600.0,
-    ) -> None:
-        self.kinds = kinds
-        self.device = device
-        self._tasks = tasks
-        self._camera_of = {topic: camera for camera, topic in topics.items()}
-        self._labels = labels or {}
-        self._images = {camera: (images or {}).get(camera, ImageSettings(camera, 1 << 27)) for camera in topics}
-        self._node = node.rstrip("/")
-        self._options = {"workers": workers, "device": device, "max_failures": max_failures}
-        self._stall_timeout_s = stall_timeout_s
+    tasks: Sequence[DnnTask]
+    kinds: Mapping[str, ResultKind]
+    topics: Mapping[str, str]
+    labels: Mapping[str, tuple[Sequence[str], float]] = field(default_factory=dict)
+    images: Mapping[str, ImageSettings] = field(default_factory=dict)
+    node: str = "/multi_dnn"
+    workers: int = 2
+    device: torch.device | None = None
+    max_failures: int = 5
+    stall_timeout_s: float = 600.0
 
     def run(
         self,
@@ -130,20 +154,28 @@ class Replay:
         Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN.
         with_input: copy each camera message before its outputs. on_frame: called with every frame when it is written.
         """
-        self._declare(writer)
+        for task in self.tasks:  # all topics, so that those without messages are listed too
+            for camera, (name, kind) in product(task.cameras, self.kinds.items()):
+                for topic in kind.topics if name.split("/")[0] == task.name else ():
+                    writer.add_topic(f"{self.node}/{camera}/{name}/{topic.name}", topic.msgtype)
         summary = Summary()
-        engine = Engine(self._tasks, on_result=_settle, on_drop=_settle, **self._options)  # type: ignore[arg-type]
+        engine = Engine(
+            self.tasks, on_result=_settle, on_drop=_settle, workers=self.workers, device=self.device,
+            max_failures=self.max_failures,
+        )  # fmt: skip
         engine.start()
         running: FrameOutcome | None = None
-        is_first = True
+        cameras = {topic: camera for camera, topic in self.topics.items()}
         try:
-            for message in chain(bag.messages(self._camera_of), (None,)):
-                following = None if message is None else self._decoded(message)
+            for message in chain(bag.messages(cameras), (None,)):
+                following = None if message is None else self._decoded(message, cameras[message.topic])
                 if running is not None:
-                    if not running.done.wait(self._stall_timeout_s):
-                        raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
-                    self._write(running, writer, summary, with_input, latched=is_first)
-                    is_first = False
+                    if not running.done.wait(self.stall_timeout_s):
+                        raise ReplayError(f"a DNN has been busy with one frame for {self.stall_timeout_s:g} s")
+                    self._write(running, writer, with_input, is_first=not summary.streams)
+                    for end in running.in_order():
+                        stream = StreamCount(end.dnn, running.frame.camera)
+                        summary.streams.setdefault((stream.dnn, stream.camera), stream).add(end)
                     on_frame(running)
                 if following is not None:
                     self._start(following, engine)
@@ -153,17 +185,8 @@ class Replay:
         summary.input_damage = list(bag.damage)
         return summary
 
-    def _declare(self, writer: BagWriter) -> None:
-        """Add the topics of the results, which are listed even without messages."""
-        for task in self._tasks:
-            names = [name for name in self.kinds if name.split("/")[0] == task.name]
-            for camera, name in product(task.cameras, names):
-                for topic in self.kinds[name].topics:
-                    writer.add_topic(f"{self._node}/{camera}/{name}/{topic.name}", topic.msgtype)
-
-    def _decoded(self, message: BagMessage) -> FrameOutcome:
-        camera = self._camera_of[message.topic]
-        outcome = FrameOutcome(camera, message, [task.name for task in self._tasks if camera in task.cameras])
+    def _decoded(self, message: BagMessage, camera: str) -> FrameOutcome:
+        outcome = FrameOutcome(camera, message, [task.name for task in self.tasks if camera in task.cameras])
         try:
             image: Any = deserialize_message(message.data, _CLASSES[message.msgtype])
         except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
@@ -173,7 +196,7 @@ class Replay:
         outcome.frame.stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
         decode = decode_compressed if isinstance(image, CompressedImage) else decode_image
         try:
-            outcome.frame.set_image(decode(image, self._images[camera]), 0)
+            outcome.frame.set_image(decode(image, self.images.get(camera) or ImageSettings(camera, 1 << 27)), 0)
         except FrameError as error:
             outcome.problem = str(error)
         return outcome
@@ -185,31 +208,26 @@ class Replay:
             for dnn in outcome.dnns:
                 outcome.settle(Drop(dnn, outcome.frame, DropReason.BAD_IMAGE, outcome.problem))
         else:
-            engine.submit(outcome.frame, self._stall_timeout_s)
+            engine.submit(outcome.frame, self.stall_timeout_s)
 
-    def _write(
-        self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool, *, latched: bool
-    ) -> None:
-        source, camera = outcome.source, outcome.frame.camera
+    def _write(self, outcome: FrameOutcome, writer: BagWriter, with_input: bool, *, is_first: bool) -> None:
+        source = outcome.source
 
         def write(topic: str, message: Any, *, latched: bool = False) -> None:
             msgtype = msgtype_of(message)
-            writer.add_topic(topic, msgtype, latched=latched)
-            writer.write(topic, source.stamp_ns, canonical(msgtype, serialize_message(message)))
+            writer.add_topic(f"{self.node}/{topic}", msgtype, latched=latched)
+            writer.write(f"{self.node}/{topic}", source.stamp_ns, canonical(msgtype, serialize_message(message)))
 
-        if latched and LabelInfo is not None:
-            for name, (names, threshold) in self._labels.items():
-                labels = label_info_message(names, threshold, Header(stamp=outcome.header.stamp))
-                write(f"{self._node}/{name}/label_info", labels, latched=True)
+        for name, (names, threshold) in self.labels.items() if is_first and LabelInfo is not None else ():
+            labels = label_info_message(names, threshold, Header(stamp=outcome.header.stamp))
+            write(f"{name}/label_info", labels, latched=True)
         if with_input:
             writer.add_topic(source.topic, source.msgtype)
             writer.write(source.topic, source.stamp_ns, source.data)
-        for name, output in outcome.results():
+        for name, output in outcome.results().items():
             self.kinds[name].check(name, output)
             for topic in self.kinds[name].topics:
-                write(f"{self._node}/{camera}/{name}/{topic.name}", topic.message(output, outcome.header))
-        for end in outcome.in_order():
-            summary.add(end.dnn, camera, None if isinstance(end, Result) else (end.reason.value, end.message))
+                write(f"{outcome.frame.camera}/{name}/{topic.name}", topic.message(output, outcome.header))
 
 
 def configured_replay(config: NodeConfig, topics: Mapping[str, str], node: str, log: Callable[[str], None]) -> Replay:
@@ -218,31 +236,25 @@ def configured_replay(config: NodeConfig, topics: Mapping[str, str], node: str, 
     Age limits have no effect: a replay waits for the DNNs, so that no frame is too old. node: fully qualified name, for
     the topics of the results. log: called with lines about the DNNs.
     """
-    RESULT_KINDS.report_broken()
     dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
     pipeline = build(config.model_copy(update={"dnns": dnns}), log)
     outputs = {
         result_name(name, key): output for name, dnn in pipeline.dnns.items() for key, output in dnn.outputs.items()
     }
     kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
+    labels = {
+        name: (output.labels, output.decoder.score_threshold)
+        for name, output in outputs.items()
+        if kinds[name].has_labels
+    }
+    images = {
+        name: ImageSettings(name, camera.max_pixels, camera.bits, lambda text: log(f"warning: {text}"))
+        for name, camera in config.cameras.items()
+    }
     return Replay(
-        pipeline.tasks,
-        kinds,
-        topics,
-        labels={
-            name: (output.labels, output.decoder.score_threshold)
-            for name, output in outputs.items()
-            if kinds[name].has_labels
-        },
-        images={
-            name: ImageSettings(name, camera.max_pixels, camera.bits, lambda text: log(f"warning: {text}"))
-            for name, camera in config.cameras.items()
-        },
-        node=node,
-        workers=pipeline.workers,
-        device=pipeline.device,
-        max_failures=config.max_failures,
-    )
+        pipeline.tasks, kinds, topics, labels, images, node.rstrip("/"), pipeline.workers, pipeline.device,
+        config.max_failures,
+    )  # fmt: skip
 
 
 def _settle(end: Result | Drop) -> None:

@@ -10,15 +10,15 @@ import sqlite3
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from mcap.reader import SeekingReader
+from mcap.reader import NonSeekingReader, SeekingReader
 from mcap.records import Channel, Message, Schema
-from mcap.stream_reader import StreamReader
 
 from multi_dnn_ros.common.error_text import summarize_error
 
@@ -31,8 +31,8 @@ else:
 _TIMES_NS = range(2**63)
 #: Start of a message that the recorder compressed individually; CDR starts with a zero.
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-#: Longest record of an .mcap file. Recorders write chunks of about a MiB, or of one larger message.
-_MAX_RECORD_BYTES = 1 << 30
+#: Longest record of an .mcap file, 1 GiB. Recorders write chunks of about a MiB, or of one larger message.
+_MCAP_OPTIONS: Any = {"validate_crcs": True, "record_size_limit": 1 << 30}
 
 
 class BagError(ValueError):
@@ -69,6 +69,7 @@ class StorageFile(ABC):
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self.damage = ""
+        self._stack = ExitStack()
         try:
             self.topics = self._open(path)
         except Exception as error:  # the libraries raise arbitrary errors for damaged bytes
@@ -91,9 +92,9 @@ class StorageFile(ABC):
             if missing > 0 and not self.damage:
                 self.damage = f"{missing} messages that its index lists are missing; {self._REPAIR}"
 
-    @abstractmethod
     def close(self) -> None:
         """Close the file. Safe to call twice."""
+        self._stack.close()
 
     @abstractmethod
     def _open(self, path: Path) -> list[BagTopic]: ...
@@ -112,20 +113,16 @@ class McapFile(StorageFile):
 
     _REPAIR = "repair: mcap recover"
 
-    def close(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-
     def _open(self, path: Path) -> list[BagTopic]:
-        self._file = path.open("rb")
-        self._reader = SeekingReader(self._file, validate_crcs=True, record_size_limit=_MAX_RECORD_BYTES)
+        self._file = self._stack.enter_context(path.open("rb"))
+        self._reader = SeekingReader(self._file, **_MCAP_OPTIONS)
         topics = self._indexed_topics()
         self._has_index = topics is not None
         if topics is not None:
             return topics
         counts: Counter[tuple[str, str]] = Counter()
         try:
-            for message in self._scan():
+            for message in self._scan(None):
                 counts[message.topic, message.msgtype] += 1
         except Exception as error:
             if not counts:
@@ -150,26 +147,12 @@ class McapFile(StorageFile):
         ]
 
     def _read(self, topics: Collection[str]) -> Iterator[BagMessage]:
-        if not self._has_index:
-            yield from (message for message in self._scan() if message.topic in topics)
-            return
-        for schema, channel, message in self._reader.iter_messages(topics):
-            yield BagMessage(channel.topic, _mcap_type(channel, schema), message.log_time, message.data)
+        return _messages(self._reader.iter_messages(topics)) if self._has_index else self._scan(topics)
 
-    def _scan(self) -> Iterator[BagMessage]:
-        """All messages in the order of the file."""
+    def _scan(self, topics: Collection[str] | None) -> Iterator[BagMessage]:
+        """The messages on `topics`, or all, in the order of the file."""
         self._file.seek(0)
-        schemas: dict[int, Schema] = {}
-        channels: dict[int, Channel] = {}
-        for record in StreamReader(self._file, validate_crcs=True, record_size_limit=_MAX_RECORD_BYTES).records:
-            if isinstance(record, Schema):
-                schemas[record.id] = record
-            elif isinstance(record, Channel):
-                channels[record.id] = record
-            elif isinstance(record, Message):
-                channel = channels[record.channel_id]
-                msgtype = _mcap_type(channel, schemas.get(channel.schema_id))
-                yield BagMessage(channel.topic, msgtype, record.log_time, record.data)
+        return _messages(NonSeekingReader(self._file, **_MCAP_OPTIONS).iter_messages(topics, log_time_order=False))
 
 
 class SqliteFile(StorageFile):
@@ -179,25 +162,20 @@ class SqliteFile(StorageFile):
 
     _REPAIR = "repair: sqlite3 FILE .recover"
 
-    def close(self) -> None:
-        if hasattr(self, "_database"):
-            self._database.close()
-        if hasattr(self, "_folder"):
-            self._folder.cleanup()
-
     def _open(self, path: Path) -> list[BagTopic]:
         logs = [log for kind in ("wal", "journal") if (log := path.with_name(f"{path.name}-{kind}")).is_file()]
         options = "mode=ro&immutable=1"
         if any(log.stat().st_size for log in logs):
-            self._folder = TemporaryDirectory(prefix="multi_dnn_ros_")
+            folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_ros_")))
             for file in (path, *logs):
-                shutil.copyfile(file, Path(self._folder.name) / file.name)
-            path, options = Path(self._folder.name) / path.name, "mode=rw"
+                shutil.copyfile(file, folder / file.name)
+            path, options = folder / path.name, "mode=rw"
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, check_same_thread=False)
+        self._stack.callback(self._database.close)
         counts = dict(self._database.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"))
         rows = self._database.execute("SELECT id, name, type, serialization_format FROM topics ORDER BY id")
         self._topics = {
-            number: BagTopic(name, cdr_type(msgtype, encoding), counts.get(number, 0))
+            number: BagTopic(name, _cdr_type(msgtype, encoding), counts.get(number, 0))
             for number, name, msgtype, encoding in rows
         }
         return list(self._topics.values())
@@ -214,13 +192,18 @@ class SqliteFile(StorageFile):
             yield BagMessage(topic.name, topic.msgtype, stamp_ns, data)
 
 
-def cdr_type(msgtype: str, encoding: str) -> str:
-    """The type of a topic whose messages have this encoding: only CDR messages are ROS messages of that type."""
-    return msgtype if encoding == "cdr" else f"{msgtype} in {encoding or 'no encoding'}"
+def _messages(records: Iterable[tuple[Schema | None, Channel, Message]]) -> Iterator[BagMessage]:
+    for schema, channel, message in records:
+        yield BagMessage(channel.topic, _mcap_type(channel, schema), message.log_time, message.data)
 
 
 def _mcap_type(channel: Channel, schema: Schema | None) -> str:
-    return cdr_type("" if schema is None else schema.name, channel.message_encoding)
+    return _cdr_type("" if schema is None else schema.name, channel.message_encoding)
+
+
+def _cdr_type(msgtype: str, encoding: str) -> str:
+    """The type of a topic whose messages have this encoding: only CDR messages are ROS messages of that type."""
+    return msgtype if encoding == "cdr" else f"{msgtype} in {encoding or 'no encoding'}"
 
 
 def _checked(message: BagMessage) -> BagMessage:
@@ -229,4 +212,4 @@ def _checked(message: BagMessage) -> BagMessage:
         raise BagError(f"message on {message.topic} has recording time {message.stamp_ns} ns, which is out of range")
     if not message.data.startswith(_ZSTD_MAGIC):
         return message
-    return BagMessage(message.topic, message.msgtype, message.stamp_ns, zstd.decompress(message.data))
+    return replace(message, data=zstd.decompress(message.data))

@@ -21,7 +21,6 @@ from multi_dnn_ros.ros.stamp_check import StampCheck
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.image_decoding import (
-    ENCODINGS,
     ImageSettings,
     decode_compressed,
     decode_image,
@@ -30,9 +29,6 @@ from multi_dnn_ros.vision.image_decoding import (
 
 #: A warning is logged if a topic has had no compatible publisher, or several publishers, for this time.
 WARN_AFTER_NS = 5_000_000_000
-#: Raw images of a quick encoding and at most this size are converted in less time than waking another thread takes
-#: (0.1 ms on two cores).
-_QUICK_BYTES = 400_000
 #: Size that is assumed while no image has arrived: 1280x720 bgr8.
 _EXAMPLE_BYTES = 1280 * 720 * 3
 
@@ -40,9 +36,9 @@ _EXAMPLE_BYTES = 1280 * 720 * 3
 class CameraInput:
     """The subscription of one camera.
 
-    on_frame: called with each frame (without its image), the function that decodes the image, whether it is decoded
-    quickly, and the function that reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`;
-    must not block. clock: monotonic, nanoseconds.
+    on_frame: called with each frame (without its image), the function that decodes the image, and the function that
+    reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`; must not block. clock: monotonic,
+    nanoseconds.
     """
 
     def __init__(
@@ -50,7 +46,7 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        on_frame: Callable[[Frame, Decode, bool, ReadJpeg | None], None],
+        on_frame: Callable[[Frame, Decode, ReadJpeg | None], None],
         clock: Callable[[], int],
     ) -> None:
         self._node = node
@@ -218,14 +214,14 @@ class CameraInput:
 
     def _on_raw(self, message: Image) -> None:
         self._count(message, f"{message.width} x {message.height} {message.encoding[:40]}")
-        self._pass_on(message, decode_image, quick=is_quick(message), read_jpeg=None)
+        self._pass_on(message, decode_image, None)
 
     def _on_compressed(self, message: CompressedImage) -> None:
         self._count(message, f"{len(message.data)} bytes {message.format[:40]}")
         read_jpeg = None
         if self._config.jpeg_decoder != "cpu":
             read_jpeg = partial(jpeg_for_device, message, self._image_settings)
-        self._pass_on(message, decode_compressed, quick=False, read_jpeg=read_jpeg)
+        self._pass_on(message, decode_compressed, read_jpeg)
 
     def _count(self, message: Image | CompressedImage, shape: str) -> None:
         stamp_ns = _stamp_ns(message)
@@ -236,17 +232,9 @@ class CameraInput:
     def _on_lost(self, event: Any) -> None:
         self.record.reported_lost(self._clock(), event.total_count_change)
 
-    def _pass_on(
-        self, message: Image | CompressedImage, decode: Callable, quick: bool, read_jpeg: ReadJpeg | None
-    ) -> None:
+    def _pass_on(self, message: Image | CompressedImage, decode: Callable, read_jpeg: ReadJpeg | None) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)
-        self._on_frame(frame, partial(decode, message, self._image_settings), quick, read_jpeg)
-
-
-def is_quick(message: Image) -> bool:
-    """Whether converting the image takes less time than waking another thread."""
-    encoding = ENCODINGS.get(message.encoding)
-    return encoding is not None and encoding.quick and len(message.data) <= _QUICK_BYTES
+        self._on_frame(frame, partial(decode, message, self._image_settings), read_jpeg)
 
 
 def default_topic(camera: str, transport: str) -> str:

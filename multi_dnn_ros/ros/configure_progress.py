@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from multi_dnn_ros.serving.host import Progress
+from multi_dnn_ros.serving.descriptions import Progress
 
 
 class ConfigureProgress:

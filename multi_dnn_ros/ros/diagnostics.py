@@ -19,7 +19,7 @@ from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Perc
 from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.ros.camera_record import CameraRecord
 from multi_dnn_ros.ros.stamp_ages import StampAges
-from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE
+from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 

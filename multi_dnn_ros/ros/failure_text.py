@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from multi_dnn_ros.serving.host import ConfigureError
+from multi_dnn_ros.serving.descriptions import ConfigureError
 
 
 def failure_text(what: str, error: Exception) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Changes of parameters that replace the engine process of DNNs while the node serves (docs/model_swap.md)."""
+"""Changes of parameters that replace the engine process of DNNs while the node serves (docs/isolation.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rclpy.lifecycle import LifecycleNode
 from multi_dnn_ros.ros.diagnostics import OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.node_status import progress_text
 from multi_dnn_ros.ros.served import Served
-from multi_dnn_ros.serving.host import Changes, ConfigureError, DnnDescription, Swap, SwapPhase
+from multi_dnn_ros.serving.descriptions import Changes, DnnDescription
+from multi_dnn_ros.serving.swap import Swap, SwapPhase
 from multi_dnn_ros.settings.parameter_fields import shown
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
@@ -123,11 +124,7 @@ class ModelSwaps:
             self._status = OK, "cancelled: the parameters have the served values again"
             return
         self._gaps_ms, self._begin_s = {}, time.monotonic()
-        try:
-            self._swap = served.host.swap(changes, self._wake.trigger)
-        except ConfigureError as error:
-            self._fail(error.text)
-            return
+        self._swap = served.host.swap(changes, self._wake.trigger)
         self._under_way = True
         self._status = OK, f"preparing {', '.join(changes)}"
         self._log.info(f"model swap: preparing an engine process with {_listed(changes)}")
@@ -165,7 +162,7 @@ class ModelSwaps:
                     f"model swap: {dnn}: {gap_ms:.0f} ms between the last result with the previous settings and the "
                     "first one with the new ones"
                 )
-            self._gaps_ms[dnn] = gap_ms  # with several devices it may become shorter
+            self._gaps_ms[dnn] = gap_ms
 
 
 def _differences(wanted: Mapping[tuple[str, str], Any], config: NodeConfig) -> dict[str, dict[str, Any]]:

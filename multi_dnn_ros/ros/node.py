@@ -9,32 +9,28 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_imports import import_extensions
 from multi_dnn_ros.ros.board.monitor import BoardMonitor, EnergyPerResult
 from multi_dnn_ros.ros.board_status import board_statuses
 from multi_dnn_ros.ros.configure_progress import ConfigureProgress
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.enable_services import EnableServices
-from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id, memory_text, resident_memory
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
-from multi_dnn_ros.ros.queued_logger import QueuedLogger
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
 from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
-from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.capacity import Capacity, CapacityAtRates
-from multi_dnn_ros.serving.hanging_threads import hanging_threads
-from multi_dnn_ros.serving.host import Build, Cancelled, Changes, DnnDescription, EngineDescription, Host
+from multi_dnn_ros.serving.descriptions import Build, Cancelled, Changes, DnnDescription, EngineDescription
+from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -67,8 +63,8 @@ class MultiDnnNode(LifecycleNode):
     def __init__(
         self,
         *,
-        build: Build | None = None,
-        host: MakeHost = make_host,
+        build: Build = default_build.build,
+        host: Callable[[Build], Host] = Host,
         board: Callable[[Callable[[str], None]], BoardMonitor] = BoardMonitor,
         **arguments: Any,
     ) -> None:
@@ -107,10 +103,6 @@ class MultiDnnNode(LifecycleNode):
             clock = Clock(clock_type=ClockType.STEADY_TIME)
             self._start_timer = self.create_timer(0.001, self._start, clock=clock)
 
-    def get_logger(self) -> Any:
-        """The logger of the node, whose callers do not wait for the console."""
-        return QueuedLogger(super().get_logger())
-
     def published(self) -> dict[tuple[str, str], int]:
         """Number of results published since activation, by (DNN, camera); empty while inactive."""
         return self._session.published() if self._session is not None else {}
@@ -134,7 +126,8 @@ class MultiDnnNode(LifecycleNode):
     @property
     def hung(self) -> list[str]:
         """Names of threads that did not end in time and still run."""
-        threads = hanging_threads(self._hanging)
+        self._hanging = [session for session in self._hanging if session.running_threads()]
+        threads = [name for session in self._hanging for name in session.running_threads()]
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:
@@ -226,7 +219,7 @@ class MultiDnnNode(LifecycleNode):
         self._failure = ""
         self._changed = {}
         self._progress.start("reading the parameters")
-        self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
+        self._host = self._make_host(self._build)
         config = self._node_parameters.parse()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
         self._config = config  # runtime parameters change it from now on
@@ -235,13 +228,7 @@ class MultiDnnNode(LifecycleNode):
     def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
-        import_extensions(
-            {extensions.RESULT_KINDS: RESULT_KINDS},
-            "configuring in a new process of the node",
-            self.get_logger().warning,
-            checked=lambda kind: warn_about_torch(kind, self.get_logger().warning),
-        )
-        RESULT_KINDS.report_broken(self.get_logger().warning)
+        RESULT_KINDS.usable()
         results = {
             name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
             for name, dnn in dnns.items()

@@ -11,7 +11,6 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.common.log_throttle import LogThrottle
-from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.parameters import NodeParameters
 
@@ -53,7 +52,6 @@ class NodeDiagnostics:
         return self._node.create_timer(self._parameters.value("diagnostics_period_s"), self._publish, clock=clock)
 
     def _publish(self) -> None:
-        name_threads()
         try:
             stamp = self._node.get_clock().now().to_msg()
             self._publisher.publish(self._report.message(stamp, self._statuses(self._report)))

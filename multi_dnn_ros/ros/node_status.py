@@ -10,7 +10,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import versions
 from multi_dnn_ros.serving.capacity import Capacity
-from multi_dnn_ros.serving.host import EngineDescription, EngineStatus, Level, Progress
+from multi_dnn_ros.serving.descriptions import EngineDescription, EngineStatus, Level, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}

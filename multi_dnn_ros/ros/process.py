@@ -19,21 +19,19 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.common.allocator import configure_malloc, return_free_memory_every
-from multi_dnn_ros.common.background_output import OUTPUT
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.sd_notify import ServiceManager
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceStatus
+from multi_dnn_ros.serving import local_engine
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.
 _POLL_S = 0.1
 #: Maximum time to send pending responses of services before exit.
 _RESPONSE_S = 0.2
-#: Maximum time to write the log at the end.
-_OUTPUT_S = 1.0
 #: Period of returning free memory to the system. Mapping the pages that are needed again takes about a millisecond per
 #: minute.
 _FREE_MEMORY_S = 60.0
@@ -56,15 +54,9 @@ def run(args: list[str] | None = None) -> int:
     return_free_memory_every(_FREE_MEMORY_S)
     # The garbage collections at interpreter exit would take more than a second on PyTorch's objects.
     atexit.register(gc.freeze)
-    code = 1
-    try:
-        with short_switch_interval():
-            code = _run(args, params_files, stop)
-    finally:
-        if OUTPUT.is_blocked:  # flushing stderr at the exit of the interpreter would block, too
-            os._exit(code)
-    local_host = sys.modules.get("multi_dnn_ros.serving.local_host")  # with `isolation: none`
-    if local_host is not None and local_host.is_loading():
+    with short_switch_interval():
+        code = _run(args, params_files, stop)
+    if local_engine.is_loading():  # with `isolation: none`
         _exit_at_once(code)
     return code
 
@@ -89,7 +81,6 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         except ParameterException as error:  # of rclpy's own parameters, such as use_sim_time
             raise CommandError(str(error)) from error
         stop.node = node
-        OUTPUT.start()
         # Only now, because remaps may change the name of the node.
         for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
             node.get_logger().warning(warning)
@@ -115,7 +106,6 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
                 service.stopping(reason)
             node.close()
             _send_responses(executor, node)
-        OUTPUT.close(_OUTPUT_S)  # while the node exists, because /rosout also gets these lines
         if node is not None:
             executor.remove_node(node)
             node.destroy_node()
@@ -195,9 +185,7 @@ class _StopSignal:
 
 
 class _RosLog(logging.Handler):
-    """Passes Python log records of this package to the logger of the node, which does not block: the threads that
-    supervise engines log while they hold locks.
-    """
+    """Passes Python log records of this package to the logger of the node."""
 
     def __init__(self, logger: Any) -> None:
         super().__init__()

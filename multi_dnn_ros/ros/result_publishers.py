@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
@@ -20,7 +19,6 @@ from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
-from multi_dnn_ros.ros.slow_publishing import SlowPublishing
 from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
@@ -35,9 +33,8 @@ class ResultPublishers:
 
     The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
     results: kind and class names of each DNN's results, by the name of the output, "" without outputs; class names are
-    published if the kind has labels. Each DNN has publishers of its own. clock: nanoseconds, monotonic.
+    published if the kind has labels. Each DNN has publishers of its own.
 
-    A message that takes long is logged as a warning, see :class:`multi_dnn_ros.ros.slow_publishing.SlowPublishing`.
     Raises ExtensionError if the message type of a result kind is not installed.
     """
 
@@ -46,11 +43,8 @@ class ResultPublishers:
         node: LifecycleNode,
         cameras_by_dnn: Mapping[str, tuple[str, ...]],
         results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
-        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._node = node
-        self._clock = clock
-        self._slow = SlowPublishing(lambda text: node.get_logger().warning(text), clock)
         self._kinds: dict[str, ResultKind] = {}
         self._labels: dict[str, tuple[str, ...]] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
@@ -127,9 +121,7 @@ class ResultPublishers:
         for name, topic in sorted(topics, key=lambda entry: entry[1].picture):  # small messages first
             publisher = self._publishers[camera, name, topic.name]
             if publisher.get_subscription_count():
-                begin_ns = self._clock()
-                publisher.publish(topic.published(found[name], header))
-                self._slow.add(result.dnn, camera, f"{camera}/{name}/{topic.name}", self._clock() - begin_ns)
+                publisher.publish(topic.message(found[name], header))
         for name, output in found.items():  # last, so that the others do not wait for it
             self._publish_on_ground(result, name, output, ground)
 
@@ -141,9 +133,7 @@ class ResultPublishers:
                 height, width = result.frame.size
                 view = ground(camera, header, (width, height))
                 if view is not None:
-                    begin_ns = self._clock()
                     publisher.publish(topic.message(output, *view))
-                    self._slow.add(result.dnn, camera, f"{camera}/{name}/{topic.name}", self._clock() - begin_ns)
 
     def set_labels(self, result: str, labels: tuple[str, ...]) -> None:
         """The class names of a result have changed; no effect if its kind has none."""
@@ -177,7 +167,7 @@ class ResultPublishers:
         name = f"topic {topic.name} of {extensions.display_name(extensions.RESULT_KINDS, kind.name)}"
         try:
             with warn_about_torch(name, self._node.get_logger().warning):
-                function: object = topic.message if isinstance(topic, GroundTopic) else topic.published
+                function: object = topic.message
             message: type = message_class(topic.msgtype)
         except (Exception, SystemExit) as error:  # whatever a module of another package raises
             raise ExtensionError(f"DNN {result}: {name} cannot be published: {summarize_error(error)}") from error

@@ -9,7 +9,8 @@ from typing import Any
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.tracking import Tracks, decoder_threshold
-from multi_dnn_ros.serving.host import Changes, DnnDescription, EngineDescription, Host
+from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
+from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.results import result_name

@@ -16,7 +16,7 @@ from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result, Timing
+from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.ground import Ground
@@ -24,10 +24,10 @@ from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.ros.tracking import Tracks
-from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.host import EngineDescription, Host
+from multi_dnn_ros.serving.descriptions import EngineDescription
+from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.drawing import DrawFailure
 
@@ -66,31 +66,26 @@ class ServingSession:
         self._stopped = False
         self._subscribed = True
         self._hanging: list[threading.Thread] = []  # threads of the host that did not end when stopped
-        self._accounts = Accounts(
-            {name: dnn.cameras for name, dnn in description.dnns.items()},
+        self._ledger = Ledger(
+            {
+                name: DnnSettings(dnn.cameras, deadline_ns(it.deadline_ms), it.enable, it.max_rate_hz)
+                for name, dnn in description.dnns.items()
+                for it in (config.dnns[name],)
+            },
             Callbacks(self._on_result, self._on_drop, self._on_failure),
-            time.monotonic_ns,
-            {name: deadline_ns(config.dnns[name].deadline_ms) for name in description.dnns},
-            on_answered=self._on_answered,
-        )
-        self._admission = Admission(
-            {name: config.dnns[name].enable for name in description.dnns},
-            {name: config.dnns[name].max_rate_hz for name in description.dnns},
+            on_answered=lambda camera: self._decoders[camera].wake(),
         )
         self._ages = {(name, camera): StampAges() for name, dnn in description.dnns.items() for camera in dnn.cameras}
         served = dict.fromkeys(camera for dnn in description.dnns.values() for camera in dnn.cameras)
         self._overlay = OverlayPublisher(
             outputs.overlays,
-            {camera: self._accounts.dnns_of(camera) for camera in served},
+            {camera: self._ledger.dnns_of(camera) for camera in served},
             outputs.kinds,
             self._on_overlay_failure,
             self._on_draw_failure,
         )
         self._decoders = {
-            camera: CameraDecoder(
-                camera, host, self._accounts, partial(self._on_bad_image, camera), admission=self._admission
-            )
-            for camera in served
+            camera: CameraDecoder(camera, host, self._ledger, partial(self._on_bad_image, camera)) for camera in served
         }
         # Subscribe last, when everything that processes a frame exists, and only to cameras that a DNN processes.
         self._inputs: dict[str, CameraInput] = {}
@@ -106,7 +101,7 @@ class ServingSession:
             _CHECK_PERIOD_S, self._check_cameras, clock=Clock(clock_type=ClockType.STEADY_TIME)
         )
         try:
-            host.start(self._accounts)
+            host.start(self._ledger)
             for camera, decoder in self._decoders.items():
                 decoder.start()
                 settings = config.cameras[camera]
@@ -124,13 +119,13 @@ class ServingSession:
     def update(self, dnn: str, name: str, value: Any) -> None:
         """Apply a changed runtime parameter of a DNN that is not applied by the host."""
         if name == "deadline_ms":
-            self._accounts.set_deadline(dnn, deadline_ns(value))
+            self._ledger.update(dnn, deadline_ns=deadline_ns(value))
         elif name == "max_rate_hz":
-            self._admission.set_max_rate(dnn, value)
+            self._ledger.update(dnn, max_rate_hz=value)
         elif name == "enable":
-            self._admission.set_enabled(dnn, value)
+            self._ledger.update(dnn, enabled=value)
             for decoder in self._decoders.values():
-                decoder.admission_changed()
+                decoder.wake()
 
     def failed_threads(self) -> list[str]:
         """Names of its threads that ended with an error; the log has the traceback."""
@@ -140,16 +135,15 @@ class ServingSession:
 
     def published(self) -> dict[tuple[str, str], int]:
         """Number of results published so far, by DNN and camera."""
-        return {pair: figures.published for pair, figures in self._accounts.statistics().by_dnn_and_camera.items()}
+        return {pair: figures.published for pair, figures in self._ledger.statistics().by_dnn_and_camera.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
         """The statuses of each DNN on each camera, of each camera, and of each camera's projection onto the ground."""
-        statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
+        statistics, now_ns = self._ledger.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
             source.update_record()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
-        switched_off = [dnn for dnn in self._accounts.cameras_by_dnn if not self._admission.is_enabled(dnn)]
-        yield from report.dnns(statistics, cameras, self._ages, now_ns, switched_off)
+        yield from report.dnns(statistics, cameras, self._ages, now_ns, self._ledger.switched_off())
         yield from report.cameras(statistics, cameras, now_ns)
         yield from self._ground.statuses(report)
 
@@ -172,10 +166,9 @@ class ServingSession:
             decoder.close(max(decoders_end - time.monotonic(), 0.0))
         hanging = self._host.stop(max(end - time.monotonic(), 0.0))
         self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
-        accounts = self._accounts
-        accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "not answered before the engine stopped")
+        self._ledger.drop_unanswered(DropReason.SHUTDOWN, "not answered before the engine stopped")
         self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
-        for (dnn, camera), figures in self._accounts.statistics().by_dnn_and_camera.items():
+        for (dnn, camera), figures in self._ledger.statistics().by_dnn_and_camera.items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in figures.dropped.items() if count)
             self._log.info(
                 f"{dnn} on {camera}: {figures.published} of {figures.offered} frames published"
@@ -194,9 +187,6 @@ class ServingSession:
         self._ground.update(self._outputs.wanted_on_ground())
 
     # -- called in threads of the host and in threads that decode images
-
-    def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
-        self._decoders[camera].answered(dnn, handed_ns, timing)
 
     def _on_result(self, result: Result) -> None:
         result = self._tracks.apply(result)

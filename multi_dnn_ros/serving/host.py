@@ -1,264 +1,374 @@
-"""The interface to an engine, in the node's process or in separate ones, and the data exchanged over it."""
+"""The engines of the node: one per device, supervised, in processes of their own or in the node's process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import Any, Protocol
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from multi_dnn_ros.common.environment import with_memory_limit
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.planning.fit import Fit
-from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.serving import default_build, messages
+from multi_dnn_ros.serving.descriptions import (
+    Build,
+    Cancelled,
+    Changes,
+    ConfigureError,
+    EngineDescription,
+    EngineStatus,
+    Progress,
+)
+from multi_dnn_ros.serving.engine_process import EngineProcess
+from multi_dnn_ros.serving.ledger import Ledger
+from multi_dnn_ros.serving.local_engine import InProcessEngine
+from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
+from multi_dnn_ros.serving.supervised_engine import Events, MakeEngine, Phase, SupervisedEngine
+from multi_dnn_ros.serving.supervisor import SupervisionTimes, Supervisor, TakenOver
+from multi_dnn_ros.serving.swap import Swap
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: (config, progress) -> Pipeline: makes the pipeline in the engine's process. By default
-#: :func:`multi_dnn_ros.serving.default_build.build`. Must be picklable: a module-level function.
-Build = Callable[[NodeConfig, Callable[[str], None]], Any]
+log = logging.getLogger(__name__)
+
+#: Interval at which a wait for an engine looks for a cancellation.
+_POLL_S = 0.05
+#: Time between two checks while an engine is started, configured, stopped or due for a restart.
+_TICK_S = 0.05
+#: Otherwise that time is a tenth of the smaller of job_timeout_s and heartbeat_timeout_s, within these limits.
+_MAX_TICK_S = 0.25
+#: Maximum time for a killed engine to end, and for close().
+_KILL_S, _CLOSE_S = 0.8, 2.0
+_NO_PROCESS = "an engine process cannot be started"
 
 
-class ConfigureError(Exception):
-    """An engine cannot be configured. text: the problems, one line each. expected: they are problems of parameters or
-    files; otherwise `text` is a traceback.
-    """
-
-    def __init__(self, text: str, *, expected: bool = True) -> None:
-        super().__init__(text)
-        self.text = text
-        self.expected = expected
-
-
-class Cancelled(Exception):
-    """Configuring was cancelled by :meth:`Host.cancel` or :meth:`Host.close`."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of configuring. text: the latest step, one line. ready, total: numbers of DNNs; a DNN with several
-    devices counts once for each device. left_s: estimated seconds to the end; None: unknown. dnn: the DNN that is being
-    prepared, or has just become ready; empty: none.
-    """
-
-    text: str
-    ready: int = 0
-    total: int = 0
-    left_s: float | None = None
-    dnn: str = ""
-
-
-@dataclass(frozen=True)
-class ResultDescription:
-    """labels: class names by index. own_threshold: score threshold of the decoder, used if the parameter
-    score_threshold is 0. result_kind: name of the kind.
-    """
-
-    labels: tuple[str, ...]
-    own_threshold: float
-    result_kind: str
-
-
-@dataclass(frozen=True)
-class DnnDescription:
-    """cameras: cameras whose frames the DNN processes. results: by name of the output, see parameter `outputs`; without
-    that parameter, the key is "".
-    """
-
-    cameras: tuple[str, ...]
-    results: Mapping[str, ResultDescription]
-
-
-@dataclass(frozen=True)
-class EngineDescription:
-    """Properties of the configured engine, for the node's process.
-
-    device: its name (`cpu`, `cuda:0`), or several names. device_name: name of the processor. workers: number of threads
-    that run jobs. dnns: by name. fits: by device, whether its DNNs fit, as measured; empty: not measured. versions:
-    versions of torch and CUDA, by name. service_ms: for each DNN with several devices, measured milliseconds per frame
-    on `device`; empty if `device` is several names. decodes_jpeg: whether the engine decodes JPEG files on its device.
-    """
-
-    device: str
-    device_name: str
-    workers: int
-    dnns: Mapping[str, DnnDescription]
-    fits: Mapping[str, Fit] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    service_ms: Mapping[str, float] = field(default_factory=dict)
-    decodes_jpeg: bool = False
-
-
-class Level(IntEnum):
-    """Levels as in diagnostic_msgs/DiagnosticStatus."""
-
-    OK = 0
-    WARN = 1
-    ERROR = 2
-
-
-@dataclass(frozen=True)
-class EngineStatus:
-    """A diagnostic status of an engine. name: name of the status (`engine cuda:0`). values: by name with the unit."""
-
-    name: str
-    level: Level
-    text: str
-    values: Mapping[str, object] = field(default_factory=dict)
-
-
-#: By DNN, new values of its parameters, by name without `dnn.<dnn>.`.
-Changes = Mapping[str, Mapping[str, Any]]
-
-
-class SwapPhase(Enum):
-    """State of a swap that was neither committed nor cancelled."""
-
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class SwapState:
-    """failure: why the swap has failed. progress: progress of the preparation; None: unknown. dnns: once prepared, the
-    descriptions of the DNNs with the new settings.
-    """
-
-    phase: SwapPhase
-    failure: str = ""
-    progress: Progress | None = None
-    dnns: Mapping[str, DnnDescription] = field(default_factory=dict)
-
-
-class Swap(Protocol):
-    """A change of the settings of DNNs while they are served (docs/model_swap.md)."""
-
-    @property
-    def gaps_ms(self) -> Mapping[str, float]:
-        """After the commit, by DNN: time between its last result with the previous settings and the first one with the
-        new ones.
-        """
-        ...
-
-    def state(self) -> SwapState:
-        """The current state; meaningless after :meth:`commit` or :meth:`cancel`."""
-        ...
-
-    def commit(self) -> bool:
-        """Let the new settings take over between two frames. False: they are not, or no longer, prepared."""
-        ...
-
-    def cancel(self, cause: str) -> None:
-        """End the preparation; no effect after the commit, or on a later swap."""
-        ...
-
-
-class Buffer(Protocol):
-    """Memory for an image or a JPEG file. Not reused before all its users have released it."""
-
-    def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """View of the memory for the image, (H, W, 3) uint8, C-contiguous. Raises ValueError if it is too large."""
-        ...
-
-    def file(self, size: int) -> npt.NDArray[np.uint8] | None:
-        """View of the same memory for a file of `size` bytes, (bytes,) uint8; None if the file is too large."""
-        ...
-
-    def output(self, dnn: str) -> npt.NDArray[np.uint8]:
-        """Space for large results of a DNN, (bytes,) uint8; may be empty."""
-        ...
-
-    def reserve_output(self, dnn: str, size: int) -> None:
-        """A DNN had large results of this many bytes: reserve memory for them in the other buffers of the camera."""
-        ...
-
-    def hold(self) -> None:
-        """Add a user."""
-        ...
-
-    def release(self) -> None:
-        """Remove a user; after the last one the memory is reused."""
-        ...
-
-
-class Host(Protocol):
-    """An engine in this process or in others. Order of calls: configure, start, (offer, update)*, stop, start, ...,
-    close.
+class Host:
+    """Order of calls: configure, start, (offer, update)*, stop, start, ..., close.
 
     Methods may be called from any thread. At most one of configure, start, stop and close may run at a time, except
     that cancel and close may be called while configure is running.
+
+    build: makes the pipeline in the engine's process. make: starts an engine; None: according to the parameter
+    `isolation`. times: pauses of the supervision; its window is that of the parameter fault_window_s.
     """
+
+    def __init__(
+        self,
+        build: Build = default_build.build,
+        *,
+        make: MakeEngine | None = None,
+        times: SupervisionTimes = SupervisionTimes(),  # noqa: B008  (immutable)
+    ) -> None:
+        self._build = build
+        self._make = make
+        self._times = times
+        self._cancelled = threading.Event()
+        self._preparing = threading.Lock()  # held by configure
+        self._events: Events = queue.SimpleQueue()
+        self._pools: Mapping[str, SlotPool] = {}
+        self._cameras: Mapping[str, tuple[str, ...]] = {}  # by DNN
+        self._supervisor: Supervisor | None = None  # once configured
+        self._ledger: Ledger | None = None
+        self._thread: threading.Thread | None = None
+        self._tick_s = _TICK_S
+        self._last_check_s = time.monotonic()
+
+    # -- before serving
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         """Load, cut and warm up the DNNs; blocks. Raises ConfigureError or Cancelled, after freeing everything."""
-        ...
+        with self._preparing:
+            if self._supervisor is not None:
+                raise RuntimeError("the engine is already configured; call close() before configure()")
+            self._cancelled.clear()
+            self._events = queue.SimpleQueue()
+            engines: list[SupervisedEngine] = []
+            config = config.model_copy(deep=True)
+            start = partial(self._start_engine, config)
+            try:
+                self._pools = open_pools(config)
+                engines.append(start("1"))
+                devices = self._divide(config, engines[0], progress)
+                engines.extend(start(device) for device in list(devices)[1:])
+                descriptions = self._configure_devices(devices, engines, progress)
+            except OSError as error:
+                self._discard(engines)
+                raise ConfigureError(with_memory_limit(f"{_NO_PROCESS}: {error}")) from error
+            except BaseException:
+                self._discard(engines)
+                raise
+            if len(devices) == 1:  # its name is only known now
+                devices = {descriptions[0].device: next(iter(devices.values()))}
+            times = replace(self._times, fault_window_s=config.fault_window_s)
+            by_device = dict(zip(devices, engines, strict=True))
+            for device, engine in by_device.items():
+                engine.device = device
+            self._cameras = {name: dnn.cameras for it in descriptions for name, dnn in it.dnns.items()}
+            timeout_s = min(config.job_timeout_s, config.heartbeat_timeout_s)
+            self._tick_s = min(max(_TICK_S, timeout_s / 10), _MAX_TICK_S)
+            self._supervisor = Supervisor(devices, by_device, start, self._build, times)
+            self._thread = threading.Thread(target=self._supervise, name="engine supervision", daemon=True)
+            self._thread.start()
+            return _combine(config, dict(zip(devices, descriptions, strict=True)))
 
     def cancel(self) -> None:
         """Make a running configure raise Cancelled within a second; no effect otherwise."""
-        ...
+        self._cancelled.set()
 
-    def start(self, accounts: Accounts) -> None:
-        """Serve frames. For each offered frame, each of its DNNs reports one result or drop to `accounts`."""
-        ...
+    def _start_engine(self, config: NodeConfig, device: str) -> SupervisedEngine:
+        make = self._make
+        if make is None and config.isolation == "none":
+            make = InProcessEngine
+        elif make is None:
+            make = partial(EngineProcess, modules=default_build.modules_of(self._build))
+        return SupervisedEngine(make, f"engine {device}", device, tuple(config.dnns), self._pools, self._events)
 
-    def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
-        """Memory for the next image of a camera, held by the caller; None on timeout."""
-        ...
+    def _divide(
+        self, config: NodeConfig, engine: SupervisedEngine, progress: Callable[[Progress], None]
+    ) -> dict[str, NodeConfig]:
+        """The settings of each device's DNNs, by its name. The engine is asked, because it knows the GPUs."""
+        if all(dnn.device == "auto" for dnn in config.dnns.values()):
+            return {config.device: config}
+        engine.send(messages.FindDevices(config, self._build))
+        (answer,) = self._wait_for(
+            {engine: messages.DevicesFound}, "choosing the devices", lambda _, step: progress(step)
+        )
+        parts: dict[str, NodeConfig] = {}
+        for device in dict.fromkeys(answer.devices.values()):
+            dnns = {
+                name: settings.model_copy(update={"device": "auto"})
+                for name, settings in config.dnns.items()
+                if answer.devices[name] == device
+            }
+            parts[device] = config.model_copy(update={"device": device, "dnns": dnns})
+        return parts
 
-    def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
-        """Hand a frame to those DNNs that have an engine, and drop it for the others. Blocks only while an
-        engine process receives nothing, for at most a second per process.
-
-        number: number of the frame in the accounts. buffer: contains the image or its JPEG file; the accounts release
-        it. dnns: DNNs of its camera.
+    def _configure_devices(
+        self,
+        devices: Mapping[str, NodeConfig],
+        engines: Sequence[SupervisedEngine],
+        progress: Callable[[Progress], None],
+    ) -> list[EngineDescription]:
+        """Configure an engine per device: different GPUs at the same time, then the devices of the CPU one after
+        another, because preparing DNNs for a GPU uses the cores. Returns their descriptions.
         """
-        ...
+        steps: dict[SupervisedEngine, Progress] = {}
+        total = sum(len(part.dnns) for part in devices.values())
 
-    def has_engine_for(self, camera: str) -> bool:
+        def report(engine: SupervisedEngine, step: Progress) -> None:
+            steps[engine] = step
+            known = [it.left_s for it in steps.values() if it.left_s is not None]
+            left_s = max(known) if len(known) == len(devices) else None
+            text = f"{engine.device}: {step.text}" if len(devices) > 1 else step.text
+            ready = sum(it.ready for it in steps.values())
+            progress(replace(step, text=text, ready=ready, total=total, left_s=left_s))
+
+        pairs = list(zip(devices.values(), engines, strict=True))
+        waves = [[pair for pair in pairs if not pair[0].device.startswith("cpu")]]
+        waves += [[pair] for pair in pairs if pair[0].device.startswith("cpu")]
+        for device, engine in zip(devices, engines, strict=True):
+            engine.device = device
+        for wave in waves:
+            for part, engine in wave:
+                engine.dnns = tuple(part.dnns)
+                engine.send(messages.Configure(part, engine.dnns, self._build))
+            answers = self._wait_for({engine: messages.Configured for _, engine in wave}, "configuring", report)
+            for (_, engine), answer in zip(wave, answers, strict=True):
+                engine.description = answer.description
+                engine.enter(Phase.CONFIGURED, time.monotonic_ns())
+        return [engine.description for engine in engines if engine.description is not None]
+
+    def _wait_for(
+        self,
+        wanted: Mapping[SupervisedEngine, type],
+        activity: str,
+        progress: Callable[[SupervisedEngine, Progress], None],
+    ) -> list[Any]:
+        """Wait for a message of each of these engines. Raises ConfigureError if an engine refuses or ends."""
+        found: dict[SupervisedEngine, Any] = {}
+        while len(found) < len(wanted):
+            if self._cancelled.is_set():
+                raise Cancelled
+            try:
+                engine, message = self._events.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if engine is None:
+                continue
+            if isinstance(message, messages.Progressed):
+                progress(engine, message.progress)
+            elif isinstance(message, messages.Refused):
+                text = f"{engine.device}: {message.text}" if len(wanted) > 1 else message.text
+                raise ConfigureError(text, expected=message.expected)
+            elif isinstance(message, messages.Ended):
+                tail = f"\n{message.output_tail}" if message.output_tail else ""
+                raise ConfigureError(f"the engine process ended while {activity}: {message.cause}{tail}")
+            elif engine in wanted and isinstance(message, wanted[engine]):
+                found[engine] = message
+        if self._cancelled.is_set():
+            raise Cancelled
+        return [found[engine] for engine in wanted]
+
+    def _discard(self, engines: Iterable[SupervisedEngine]) -> None:
+        """End the engines of a configuration that was cancelled or failed, and free the memory."""
+        for engine in engines:
+            engine.kill("configuring was cancelled or failed")
+        end = time.monotonic() + _KILL_S  # for all together
+        _log_survivors([engine.pid for engine in engines if not engine.wait(max(0.0, end - time.monotonic()))])
+        self._close_pools()
+
+    # -- serving
+
+    def start(self, ledger: Ledger) -> None:
+        """Serve frames. Each frame that is offered is answered in `ledger` for each of its DNNs."""
+        if self._supervisor is None:
+            raise RuntimeError("the engine is not configured")
+        self._ledger = ledger
+        ledger.on_taken_over = lambda dnn, gap_ms: self._events.put((None, TakenOver(dnn, gap_ms)))
+        self._supervisor.start(ledger)
+
+    def buffer(self, camera: str, timeout_s: float) -> Slot | None:
+        """Memory for the next image of a camera, which the caller releases or opens in the ledger; None on timeout."""
+        pool = self._pools.get(camera)
+        return None if pool is None else pool.take(timeout_s)
+
+    def serves(self, camera: str) -> bool:
         """Whether at least one DNN of the camera has an engine now."""
-        ...
+        supervisor = self._supervisor
+        routes = supervisor.routes if supervisor is not None else {}
+        return any(engine.accepts and camera in self._cameras[dnn] for dnn, engine in routes.items())
 
-    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
-        """Whether every engine that serves one of the DNNs for the camera now decodes JPEG files on its device. Other
-        engines decode them on the CPU, each for itself.
+    def decodes_jpeg(self, dnns: Collection[str]) -> bool:
+        """Whether every engine that serves one of the DNNs now decodes JPEG files on its device. Other engines decode
+        them on the CPU, each for itself.
         """
-        ...
+        routes = self._supervisor.routes if self._supervisor is not None else {}
+        found = [routes[dnn].description for dnn in dnns if dnn in routes]
+        return bool(found) and all(it is not None and it.decodes_jpeg for it in found)
+
+    def offer(self, number: int, frame: Frame, buffer: Slot, dnns: Collection[str]) -> None:
+        """Hand a frame of the ledger to those DNNs that have an engine, and drop it for the others. Blocks only while
+        an engine process receives nothing, for at most a second per process.
+        """
+        supervisor, ledger = self._supervisor, self._ledger
+        if supervisor is None or ledger is None:
+            raise RuntimeError("a frame was offered before the engine was started")
+        # Again for those whose engine has been replaced between reading the routes and the offer.
+        unserved = self._offer_once(number, frame, buffer, dnns)
+        for dnn in self._offer_once(number, frame, buffer, unserved) if unserved else ():
+            ledger.drop(number, dnn, *supervisor.unserved(dnn))
+
+    def _offer_once(self, number: int, frame: Frame, buffer: Slot, dnns: Collection[str]) -> list[str]:
+        """Returns the DNNs that no engine has got the frame for."""
+        routes = self._supervisor.routes if self._supervisor is not None else {}
+        by_engine: dict[SupervisedEngine | None, list[str]] = {}
+        for dnn in dnns:
+            by_engine.setdefault(routes.get(dnn), []).append(dnn)
+        unserved: list[str] = []
+        for engine, served in by_engine.items():
+            if engine is None or not engine.offer(number, frame, buffer, served):
+                unserved += served
+        return unserved
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         """A runtime parameter of a DNN has changed. name: without `dnn.<dnn>.`."""
-        ...
+        if self._supervisor is not None:
+            self._supervisor.update(dnn, name, value)
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> Swap:
-        """Begin to change the settings of DNNs, which continue to serve.
-
-        A swap in progress on any device of these DNNs is cancelled.
+        """Begin to change the settings of DNNs, which continue to serve. A swap that is under way is cancelled.
 
         notify: called in any thread when the state of the swap may have changed; must not block or use the swap.
-        Raises ConfigureError if the host cannot do that.
         """
-        ...
-
-    def statuses(self) -> list[EngineStatus]:
-        """The statuses of the engine for diagnostics."""
-        ...
-
-    def memory(self) -> Mapping[str, int]:
-        """Memory in use, by name with the unit."""
-        ...
-
-    def supervision_age_s(self) -> float:
-        """Time since the supervision of the engine processes last ran; 0.0 if there are none. Takes no lock."""
-        ...
+        if self._supervisor is None:
+            raise ConfigureError("the engine is not configured")
+        return self._supervisor.begin_swap(changes, notify)
 
     def stop(self, timeout_s: float) -> list[str]:
         """Finish the frames that are waiting or in progress; drop those left after the timeout.
 
-        Returns the names of threads that hang.
+        Returns the names of threads or processes that hang.
         """
-        ...
+        if self._supervisor is None:
+            return []
+        hanging = self._supervisor.stop(timeout_s)
+        if self._ledger is not None:
+            self._ledger.drop_unanswered(DropReason.SHUTDOWN, "still in progress when the engine's stop timed out")
+        return hanging
 
     def close(self) -> None:
         """Stop, and free everything, within 2 s."""
-        ...
+        end = time.monotonic() + _CLOSE_S
+        self._cancelled.set()
+        with self._preparing:  # a running configure() ends within a second
+            supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
+            return
+        if self._ledger is not None:
+            self._ledger.drop_unanswered(DropReason.SHUTDOWN, "the engine was closed")
+        _log_survivors(supervisor.close(max(0.1, end - time.monotonic())))
+        self._events.put((None, None))  # the thread ends at once
+        if self._thread is not None:
+            self._thread.join(max(0.1, end - time.monotonic()))
+        self._close_pools()
+
+    def _close_pools(self) -> None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
+
+    # -- queries
+
+    def statuses(self) -> list[EngineStatus]:
+        """The statuses of the engines for diagnostics."""
+        return self._supervisor.statuses() if self._supervisor is not None else []
+
+    def memory(self) -> Mapping[str, int]:
+        """Memory in use by the engines, by name with the unit."""
+        return self._supervisor.memory() if self._supervisor is not None else {}
+
+    def supervision_age_s(self) -> float:
+        """Time since the supervision of the engines last ran; 0.0 if there are none. Takes no lock."""
+        return time.monotonic() - self._last_check_s if self._supervisor is not None else 0.0
+
+    # -- the supervising thread
+
+    def _supervise(self) -> None:
+        while (supervisor := self._supervisor) is not None:
+            self._last_check_s = time.monotonic()
+            try:
+                engine, message = self._events.get(timeout=self._tick_s if supervisor.is_steady else _TICK_S)
+            except queue.Empty:
+                engine, message = None, None
+            try:
+                if message is not None:
+                    supervisor.handle(engine, message)
+                supervisor.tick()
+            except Exception:  # without this thread no lost engine would be replaced
+                log.exception("an error in the supervision of the engine processes; supervision continues")
+
+
+def _log_survivors(pids: Iterable[int]) -> None:
+    for pid in pids:
+        log.error("engine process %d did not end after SIGKILL; its memory is not free until it ends", pid)
+
+
+def _combine(config: NodeConfig, parts: Mapping[str, EngineDescription]) -> EngineDescription:
+    """One description of all engines. parts: by device."""
+    first = next(iter(parts.values()))
+    if len(parts) == 1:
+        return first
+    dnns = {name: dnn for part in parts.values() for name, dnn in part.dnns.items()}
+    return EngineDescription(
+        device=", ".join(parts),
+        device_name=", ".join(dict.fromkeys(part.device_name for part in parts.values())),
+        workers=sum(part.workers for part in parts.values()),
+        dnns={name: dnns[name] for name in config.dnns if name in dnns},
+        fits={device: fit for device, part in parts.items() for fit in part.fits.values()},
+        versions=first.versions,
+        decodes_jpeg=all(part.decodes_jpeg for part in parts.values()),
+    )

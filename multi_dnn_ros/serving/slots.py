@@ -2,8 +2,7 @@
 
 The memory is anonymous (memfd): the kernel frees it with the last process that maps it, however that process ends. It
 is sparse: a page that was never written takes no memory, so a slot has the size of the largest allowed image
-(`max_pixels`), but occupies only the memory of the actual images. The first image of a size reserves that memory in all
-slots, and so does the first large result of a DNN, so that memory use does not grow when more frames are in progress.
+(`max_pixels`), but occupies only the memory of the actual images and results.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from multi_dnn_ros.settings.schema import NodeConfig
 
 _CHANNELS = 3
 
@@ -86,60 +86,37 @@ class SlotMemory:
         begin = slot * layout.slot_bytes + layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes
         return self._bytes[begin : begin + layout.output_bytes]
 
-    def touch_image(self, slot: int, size: int) -> None:
-        """Reserve the memory of a free slot for an image or a file of this many bytes; its content is lost."""
-        self.file(slot, size)[:: mmap.PAGESIZE] = 0
-
-    def touch_output(self, slot: int, dnn: str, size: int) -> None:
-        """Reserve the memory of a free slot for large results of a DNN, of this many bytes; their content is lost."""
-        self.output(slot, dnn)[: size : mmap.PAGESIZE] = 0
-
     def close(self) -> None:
         """Free the memory, and the descriptor that mmap keeps, with the last view of it. `image` raises from now on."""
         self._bytes = np.empty(0, dtype=np.uint8)
 
 
 class Slot:
-    """A slot in use, counted by its users; free again when all of them have released it."""
+    """A slot in use, until it is released."""
 
     def __init__(self, pool: SlotPool, index: int) -> None:
         self._pool = pool
         self.index = index
-        self._users = 1
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """See :meth:`SlotMemory.image`. The first image of a size reserves memory in all free slots."""
-        image = self._pool.memory.image(self.index, height, width)
-        self._pool.reserve(image.nbytes)
-        return image
+        """See :meth:`SlotMemory.image`."""
+        return self._pool.memory.image(self.index, height, width)
 
     def file(self, size: int) -> npt.NDArray[np.uint8] | None:
         """See :meth:`SlotMemory.file`; None if the file is larger than the slot."""
         if size > self._pool.memory.layout.image_bytes:
             return None
-        self._pool.reserve(size)
         return self._pool.memory.file(self.index, size)
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """See :meth:`SlotMemory.output`."""
         return self._pool.memory.output(self.index, dnn)
 
-    def reserve_output(self, dnn: str, size: int) -> None:
-        """Reserve memory for large results of a DNN, of this many bytes, in all free slots."""
-        self._pool.reserve_output(dnn, size)
-
-    def hold(self) -> None:
-        """Add a user."""
-        with self._pool.lock:
-            self._users += 1
-
     def release(self) -> None:
-        """Remove a user; the last one frees the slot."""
+        """Free the slot; to be called once, when no process reads it any more."""
         with self._pool.lock:
-            self._users -= 1
-            if self._users == 0:
-                self._pool.free.append(self.index)
-                self._pool.changed.notify_all()
+            self._pool.free.append(self.index)
+            self._pool.changed.notify()
 
 
 class SlotPool:
@@ -157,34 +134,13 @@ class SlotPool:
         self.free = list(range(layout.count))
         self.lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self.changed = threading.Condition(self.lock)
-        self._reserved_bytes = 0
-        self._reserved_outputs: dict[str, int] = {}  # bytes by DNN
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
-        """A free slot, held by the caller; None on timeout."""
+        """A free slot, which the caller releases; None on timeout."""
         with self.lock:
             if not self.free and not self.changed.wait_for(lambda: self.free, timeout_s):
                 return None
             return Slot(self, self.free.pop())
-
-    def reserve(self, size: int) -> None:
-        """Reserve the memory of all free slots for images of this many bytes, unless larger ones reserved more."""
-        if size <= self._reserved_bytes:
-            return
-        with self.lock:
-            if size > self._reserved_bytes:
-                self._reserved_bytes = size
-                for index in self.free:
-                    self.memory.touch_image(index, size)
-
-    def reserve_output(self, dnn: str, size: int) -> None:
-        """Likewise, reserve memory for the large results of a DNN, of `size` bytes."""
-        if size <= self._reserved_outputs.get(dnn, 0):
-            return
-        with self.lock:
-            self._reserved_outputs[dnn] = size
-            for index in self.free:
-                self.memory.touch_output(index, dnn, size)
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last view of it. `image` raises from now on."""
@@ -203,12 +159,14 @@ def slots_needed(dnns: int) -> int:
     return 2 * dnns + 2
 
 
-def open_pools(layouts: Mapping[str, SlotLayout]) -> dict[str, SlotPool]:
-    """The pools of all cameras. If one cannot be created, closes the others and raises OSError."""
+def open_pools(config: NodeConfig) -> dict[str, SlotPool]:
+    """The slots of each camera whose frames at least one DNN processes. Raises OSError if memory cannot be reserved."""
     pools: dict[str, SlotPool] = {}
     try:
-        for camera, layout in layouts.items():
-            pools[camera] = SlotPool(layout)
+        for camera, settings in config.cameras.items():
+            dnns = tuple(name for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras)
+            if dnns:  # slots have space for every DNN's large results; it occupies no memory until there are some
+                pools[camera] = SlotPool(SlotLayout(camera, slots_needed(len(dnns)), settings.max_pixels, dnns))
     except BaseException:
         for pool in pools.values():
             pool.close()

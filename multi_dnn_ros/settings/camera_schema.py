@@ -77,7 +77,7 @@ class CameraConfig(Section):
         "the status of the camera in /diagnostics is WARN.",
     )
 
-    # Results on the ground, in metres (docs/lanes_in_metres.md)
+    # Results on the ground, in metres (docs/results.md)
     info_topic: str = Field(
         "",
         description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` in the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
@@ -26,23 +26,6 @@ else:
 _PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
 #: Suffixes of files in the parameters that name a model.
 _MODEL_FILE = file_with(".pt2", ".onnx", ".safetensors")
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _check_devices(names: list[str]) -> list[str]:
-    canonical = ["cuda:0" if name == "cuda" else name for name in names]
-    if len(set(canonical)) < len(canonical) or ("auto" in canonical and len(canonical) > 1):
-        raise ValueError("a device is named twice, or auto together with others")
-    return names
-
-
-#: One device, or a list of different devices; a single string is read as a list of one.
-DeviceList = Annotated[
-    list[Annotated[str, Field(pattern=DEVICE)]], BeforeValidator(_as_list), AfterValidator(_check_devices)
-]
 
 
 class OutputConfig(Section):
@@ -162,7 +145,7 @@ class DnnConfig(Section):
     backend: BackendName = Field(
         "auto",
         description="How the jobs run. auto: the backend that an earlier measurement on this machine, by `multi-dnn "
-        "build` or with backend measured, found to be the fastest for the DNN (docs/providers.md); if there was none, "
+        "build` or with backend measured, found to be the fastest for the DNN (docs/devices.md); if there was none, "
         "cuda_graph on a GPU, and on a CPU onnxruntime, or torchscript with precision bf16 and for DNNs that cannot be "
         "exported. "
         "measured: the same choice, measured when the DNN is first configured. inductor compiles the jobs with "
@@ -292,7 +275,7 @@ class DnnConfig(Section):
         ge=0.02,
         le=0.5,
         description="Fraction of a tile that overlaps its neighbour. Two boxes of neighbouring tiles are merged if "
-        "they agree in the overlap (docs/outputs.md).",
+        "they agree in the overlap (docs/results.md).",
     )
     outputs: dict[Name, OutputConfig] = Field(
         default_factory=dict,
@@ -339,7 +322,7 @@ class DnnConfig(Section):
     track: bool = Field(
         False,
         description="Whether to track the boxes of each camera: the same object has the same `id` in all frames "
-        "(ByteTrack, docs/tracking.md).",
+        "(ByteTrack, docs/results.md).",
         json_schema_extra=FIXED,
     )
     track_across_classes: bool = Field(
@@ -365,19 +348,18 @@ class DnnConfig(Section):
     )
 
     # Devices
-    device: DeviceList = Field(
-        ["auto"],
-        min_length=1,
-        description="Device of the DNN: a name, or a list of several devices, which share its frames "
-        "(docs/devices.md). auto: that of the node's parameter `device`.",
-        json_schema_extra={**FIXED, "allowed": f"{DEVICE_FORMS}, or a list of different devices without auto"},
+    device: str = Field(
+        "auto",
+        pattern=DEVICE,
+        description="Device of the DNN (docs/devices.md). auto: that of the node's parameter `device`.",
+        json_schema_extra={**FIXED, "allowed": DEVICE_FORMS},
     )
 
     # Execution providers
     providers: list[Annotated[str, Field(pattern=_PROVIDER)]] = Field(
         default_factory=list,
         description="Execution providers of ONNX Runtime that backend onnxruntime tries, in this order "
-        "(docs/providers.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
+        "(docs/devices.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
         "openvino:npu compute on an integrated GPU or an NPU. Empty: those of the device that are installed, in the "
         "order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu, unless another one was measured to "
         "be the fastest.",

@@ -58,7 +58,7 @@ def default_yaml() -> str:
         "# All parameters of the node with their defaults. Generated from multi_dnn_ros/settings/schema.py by",
         "# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file.",
         "# [runtime]: can be changed at any time (`ros2 param set`). [swap]: a change while the node is configured",
-        "# replaces the engine process (docs/model_swap.md). All others: only while the node is unconfigured.",
+        "# replaces the engine process (docs/isolation.md). All others: only while the node is unconfigured.",
         "# Empty lists are commented out, because ROS 2 parameter files cannot contain them.",
         "/**:",
         "  ros__parameters:",

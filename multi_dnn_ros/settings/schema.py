@@ -78,14 +78,6 @@ class NodeConfig(Section):
         "number of jobs that meets this limit, based on predicted or measured layer times. 0: each DNN is cut into "
         "`dnn.<dnn>.jobs` jobs.",
     )
-    max_launched: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="On a GPU under policy priority or edf: maximum number of launched, unfinished jobs of less "
-        "important DNNs that a frame may have to wait for. Jobs that such a frame could overtake are then launched "
-        "separately. 0: no limit.",
-    )
     max_failures: int = Field(
         5,
         ge=1,
@@ -96,13 +88,6 @@ class NodeConfig(Section):
         "process",
         description="Where the DNNs run. process: in an engine process, which is replaced when it crashes or hangs. "
         "none: in the node's own process, for debuggers and profilers.",
-    )
-    engine_nice: int = Field(
-        5,
-        ge=0,
-        le=19,
-        description="Increment of the nice value of an engine process that runs DNNs on the CPU, so that the node "
-        "receives and decodes images in time on a busy CPU. 0: the priority of the node. No effect with a GPU.",
     )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
@@ -148,16 +133,7 @@ class NodeConfig(Section):
         description="Time in s without an image after which the status of a camera is STALE.",
     )
 
-    # Devices
-    reorder_ms: float = Field(
-        100.0,
-        ge=0.0,
-        le=60_000.0,
-        description="For a DNN with several devices: maximum time in ms that a result waits for the results of earlier "
-        "frames on other devices. An earlier frame without a result by then is dropped as out_of_order.",
-    )
-
-    # Results on the ground, in metres (docs/lanes_in_metres.md)
+    # Results on the ground, in metres (docs/results.md)
     vehicle_frame: str = Field(
         "base_link",
         pattern=r"^[^/\s][^\s]*$",

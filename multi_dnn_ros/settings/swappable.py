@@ -1,4 +1,4 @@
-"""The parameters of a DNN that may change while it is served, by a swap of its engine process (docs/model_swap.md)."""
+"""The parameters of a DNN that may change while it is served, by a swap of its engine process (docs/isolation.md)."""
 
 from __future__ import annotations
 

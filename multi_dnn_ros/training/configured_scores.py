@@ -13,9 +13,9 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.training.data import Data, DataRequest, open_data
 from multi_dnn_ros.training.data_kinds import DATA_KINDS
-from multi_dnn_ros.training.kind_scores import scores_of
 from multi_dnn_ros.training.metrics import NoTruth, Truth
 from multi_dnn_ros.training.samples import DatasetError, Rows, Sample, truth_of
+from multi_dnn_ros.training.scoring import scores_of
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError, result_name, results_by_name

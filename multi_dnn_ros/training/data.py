@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
-import yaml
+from tqdm import tqdm
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.training import cifar10
+from multi_dnn_ros.training import cifar10, distributed
 from multi_dnn_ros.training.data_kinds import DATA_KINDS
-from multi_dnn_ros.training.image_folders import ClassFolder, LaneMasks, coco_boxes, yolo_boxes
+from multi_dnn_ros.training.image_folders import class_names, class_rows, coco_rows, lane_rows, yolo_names, yolo_rows
 from multi_dnn_ros.training.road import RoadRows
 from multi_dnn_ros.training.samples import DatasetError, Rows, SomeRows
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
+log = logging.getLogger(__name__)
+
 Task = Literal["classes", "boxes", "lanes"]
 #: train: for training. choice: for validation, which selects the best epoch. test: used for neither, scored once.
 Part = Literal["train", "choice", "test"]
-#: Names of the parts in messages.
-PART_TITLES: dict[Part, str] = {"train": "train", "choice": "validation", "test": "test"}
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Seeds of the generated scenes of each part.
-SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}
+SEEDS: dict[str, int] = {"train": 1, "choice": 2, "test": 3}
 
-#: Share of the rows that is held out for selecting the best epoch.
-VALIDATION_SHARE = 0.05
-#: Number of rows below which the best epoch may be selected by chance.
-VALIDATION_ROWS = 50
-#: Largest share of the rows that is held out to reach VALIDATION_ROWS. A larger recording is not held out whole.
-MAX_SHARE = 0.25
+#: Share of the rows that is held out for selecting the best epoch, the number of rows below which the best epoch may be
+#: selected by chance, and the largest share that is held out to reach that number.
+VALIDATION_SHARE, VALIDATION_ROWS, MAX_SHARE = 0.05, 50, 0.25
 #: Number of rows left out where a recording has to be cut in two: a second of most videos.
 GAP = 25
-_FRAME = re.compile(r"[_-]\d+$")
-
-
-class Data(Protocol):
-    """A data set. name: as given by the user. labels: class names by number, as used in its rows."""
-
-    name: str
-    task: Task
-    labels: tuple[str, ...]
-
-    def part(self, part: Part) -> Rows:
-        """One part. Raises DatasetError that names what is missing or malformed."""
-        ...
+#: Largest share of unreadable images in a part.
+MAX_FAULTY = 0.01
+_READERS, _SHOWN = 8, 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +54,30 @@ class DataRequest:
     framing: Preprocess
     labels: tuple[str, ...] = ()
     scenes: int = 6000
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set. name: as given by the user. labels: class names by number, as used in its rows.
+
+    stored: the folder (or batch, or seed) of each part; if train and choice have the same, `choice` is held out of it.
+    read: the rows of one of these. Raises DatasetError that names what is missing or malformed.
+    """
+
+    name: str
+    task: Task
+    labels: tuple[str, ...]
+    read: Callable[[str], Rows]
+    stored: Mapping[Part, str]
+
+    def part(self, part: Part) -> Rows:
+        rows = self.read(self.stored[part])
+        if part == "test" or self.stored["train"] != self.stored.get("choice"):
+            return rows
+        if len(rows) < 2:
+            raise DatasetError(f"data '{self.name}': {len(rows)} images; at least two are needed, one for validation")
+        train, choice = split([rows.recording(index) for index in range(len(rows))])
+        return SomeRows(rows, train if part == "train" else choice)
 
 
 def open_data(name: str, wanted: DataRequest) -> Data:
@@ -90,216 +100,132 @@ def evenly_spaced(wanted: int, count: int) -> list[int]:
     return list(range(count)) if wanted >= count else [k * count // wanted for k in range(wanted)]
 
 
-def recording_of(stem: str) -> str:
-    """The recording of an image file, from its name without suffix: the part before `_<number>` or `-<number>` at its
-    end, or the whole name.
-    """
-    return _FRAME.sub("", stem)
-
-
-def held_out(rows: Rows, part: Part, recordings: Sequence[str], where: str) -> Rows:
-    """The rows of `part`, which is `train` or `choice`, as divided by `split`."""
-    train, validation = split(recordings, where)
-    if part == "choice":
-        return SomeRows(rows, validation)
-    # Items without a row, such as images without a mask, are reported once, for the larger part.
-    return SomeRows(rows, train, rows.unusable)
-
-
-def split(recordings: Sequence[str], where: str) -> tuple[list[int], list[int]]:
-    """Row numbers for training and for validation, ascending, the same in every run. Rows in neither lie at a cut
-    through a recording.
+def split(recordings: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Row numbers for training and for validation, ascending, the same in every run.
 
     VALIDATION_SHARE of the rows is held out, or VALIDATION_ROWS if that is more, but at most MAX_SHARE. recordings: the
-    recording of each row. Neighbouring frames of a recording are nearly equal, so whole recordings are held out, unless
-    every row is a recording of its own. If whole recordings yield less than half of the wanted number of rows, the end
-    of the largest one is held out instead. Raises DatasetError, with `where` in its text, for fewer than two rows.
+    recording of each row. Neighbouring frames of a recording are nearly equal, so whole recordings are held out, at
+    even intervals. If there are too few for that, or too large ones, the end of the rows is held out, and up to GAP
+    rows before it are in neither part.
     """
     count = len(recordings)
-    if count < 2:
-        raise DatasetError(f"{where}: {count} images; at least two are needed, one of them to select the best epoch")
     wanted = max(1, min(max(VALIDATION_ROWS, round(count * VALIDATION_SHARE)), int(count * MAX_SHARE)))
-    rows: dict[str, list[int]] = defaultdict(list)
-    for index, name in enumerate(recordings):
-        rows[name].append(index)
-    unused: list[int] = []
-    if len(rows) == count:
-        chosen = [int((k + 1) * count / wanted) - 1 for k in range(wanted)]
-    else:
-        chosen = _whole_recordings(rows, wanted, int(count * MAX_SHARE))
-        if 2 * len(chosen) < wanted:
-            largest = rows[max(rows, key=lambda name: (len(rows[name]), name))]
-            wanted = min(wanted, len(largest) // 2)
-            gap = min(GAP, (len(largest) - wanted) // 4)
-            end = len(largest) - wanted
-            chosen, unused = largest[end:], largest[end - gap : end]
-    taken = {*chosen, *unused}
-    return [k for k in range(count) if k not in taken], sorted(chosen)
+    names = list(dict.fromkeys(recordings))
+    chosen = {names[k] for k in range(len(names)) if (k + 1) * wanted % count < wanted}
+    held_out = [k for k, name in enumerate(recordings) if name in chosen]
+    if wanted <= 2 * len(held_out) <= 2 * max(1, count * MAX_SHARE):
+        return [k for k, name in enumerate(recordings) if name not in chosen], held_out
+    end = count - wanted
+    return list(range(end - min(GAP, end // 4))), list(range(end, count))
 
 
-def _whole_recordings(rows: dict[str, list[int]], wanted: int, limit: int) -> list[int]:
-    """Rows of whole recordings, added in an order that depends on their names until there are `wanted`, up to `limit`.
+def check_data(data: Data, parts: Sequence[Part] = PARTS, *, progress: bool = True) -> Data:
+    """The set without images that cannot be read, which are logged. Rank 0 reads all images of `parts` once.
 
-    If that yields fewer than half of `wanted`, the rows of the largest recording up to `limit`, if they are more.
+    Raises DatasetError if more than MAX_FAULTY of a part cannot be read.
     """
-    chosen: list[int] = []
-    names = sorted(rows, key=lambda name: hashlib.sha256(name.encode()).digest())
-    for name in names:
-        if len(chosen) < wanted and len(chosen) + len(rows[name]) <= limit:
-            chosen += rows[name]
-    if 2 * len(chosen) >= wanted:
-        return chosen
-    return max([chosen, *(rows[name] for name in names if len(rows[name]) <= limit)], key=len)
+    kept: dict[str, Rows] = {}
+    for part in parts:
+        rows = data.part(part)
+        where = f"data '{data.name}', part {'validation' if part == 'choice' else part} ({len(rows)} images)"
+        faults = distributed.from_first(_faults(rows, where, progress) if distributed.rank() == 0 else [])
+        found = [fault for fault in faults if fault]
+        text = f"{where}: {len(found)} unusable: {'; '.join(found[:_SHOWN])}"
+        if len(found) > MAX_FAULTY * len(rows):
+            raise DatasetError(f"{text}; allowed: {MAX_FAULTY:.0%}")
+        if found:
+            log.warning("%s", text)
+        if part == "choice" and len(rows) < VALIDATION_ROWS:
+            log.warning("%s: with fewer than %d the best epoch may be selected by chance", where, VALIDATION_ROWS)
+        kept[part] = SomeRows(rows, [k for k, fault in enumerate(faults) if not fault])
+    return replace(data, read=kept.__getitem__, stored={part: part for part in parts})
 
 
-def _independent(rows: Rows) -> list[str]:
-    """Recordings of rows that are independent of each other."""
-    return [str(k) for k in range(len(rows))]
+def _faults(rows: Rows, title: str, progress: bool) -> list[str]:
+    """For each row the reason why it cannot be used, or an empty text."""
 
-
-def _by_file(rows: Rows) -> list[str]:
-    """Recordings of rows that are files, by their names."""
-    return [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))]
-
-
-class Cifar10:
-    """Data `cifar10`. path: an archive, or a folder."""
-
-    task: Task = "classes"
-    labels: tuple[str, ...] = cifar10.LABELS
-
-    def __init__(self, name: str, path: Path, wanted: DataRequest) -> None:
-        self.name, self._path, self._framing = name, path, wanted.framing
-
-    @cached_property
-    def _parts(self) -> dict[str, cifar10.Cifar10Rows]:
-        return cifar10.load(self._path, self._framing)
-
-    def part(self, part: Part) -> Rows:
-        rows = self._parts["test" if part == "test" else "train"]
-        return rows if part == "test" else held_out(rows, part, _independent(rows), self.name)
-
-
-class _Folders:
-    """Folders train, val and, if it exists, test. Without it, val is the test part, and the validation part is held out
-    of train.
-    """
-
-    #: Where the folders of the parts are, below DIR.
-    below = ""
-
-    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
-        for part in ("train", "val"):
-            if not (folder / self.below / part).is_dir():
-                layout = DATA_KINDS[name.partition(":")[0]].layout
-                raise DatasetError(f"{folder / self.below / part}: no such folder; expected {layout}")
-        self.has_test = (folder / self.below / "test").is_dir()
-
-    def part(self, part: Part) -> Rows:
-        if self.has_test:
-            return self._rows({"train": "train", "choice": "val", "test": "test"}[part])
-        if part == "test":
-            return self._rows("val")
-        rows = self._rows("train")
-        return held_out(rows, part, self._recordings(rows), str(self.folder / self.below / "train"))
-
-    def _rows(self, part: str) -> Rows:
-        raise NotImplementedError
-
-    def _recordings(self, rows: Rows) -> Sequence[str]:
-        return _by_file(rows)
-
-
-class Classes(_Folders):
-    """Data `classes`."""
-
-    task: Task = "classes"
-
-    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        super().__init__(name, folder, wanted)
-        self._train = ClassFolder(folder / "train", wanted.framing)
-        self.labels = self._train.labels
-
-    def _rows(self, part: str) -> Rows:
-        return self._train if part == "train" else ClassFolder(self.folder / part, self.framing, self.labels)
-
-    def _recordings(self, rows: Rows) -> Sequence[str]:
-        return _independent(rows)
-
-
-class Lanes(_Folders):
-    """Data `lanes`."""
-
-    task: Task = "lanes"
-
-    def _rows(self, part: str) -> Rows:
-        return LaneMasks(self.folder / part, self.framing)
-
-
-class Yolo(_Folders):
-    """Data `yolo`."""
-
-    task: Task = "boxes"
-    below = "images"
-
-    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        super().__init__(name, folder, wanted)
-        files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
-        if len(files) != 1:
-            raise DatasetError(f"{folder}: {len(files)} .yaml files; expected one, with the class names as `names`")
+    def fault(index: int) -> str:
         try:
-            names = yaml.safe_load(files[0].read_text(encoding="utf-8"))["names"]
-            self._names = [str(each) for each in (names.values() if isinstance(names, dict) else names)]
-        except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-            raise DatasetError(f"{files[0]}: no class names ({error}); expected a list `names`") from None
+            rows.read(index)
+        except DatasetError as error:
+            return str(error)
+        return ""
 
-    def _rows(self, part: str) -> Rows:
-        images, truth = (self.folder / each / part for each in ("images", "labels"))
-        is_test = part == ("test" if self.has_test else "val")
-        return yolo_boxes(images, truth, self._names, self.framing, self.labels, empty=is_test)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
+        found = readers.map(fault, range(len(rows)))
+        return list(tqdm(found, f"check {title}", len(rows), unit="image", disable=None if progress else True))
 
 
-class Coco:
-    """Data `coco`."""
+def _in_folders(folder: Path, kind: str) -> dict[Part, str]:
+    """The folders train, val and, if it exists, test; without it, val is the test part."""
+    for part in ("train", "val"):
+        if not (folder / part).is_dir():
+            raise DatasetError(f"{folder / part}: no such folder; expected {DATA_KINDS[kind].layout}")
+    if (folder / "test").is_dir():
+        return {"train": "train", "choice": "val", "test": "test"}
+    return {"train": "train", "choice": "train", "test": "val"}
 
-    task: Task = "boxes"
 
-    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
+def open_cifar10(name: str, path: Path, wanted: DataRequest) -> Data:
+    """Data `cifar10`. path: an archive, or a folder."""
+    parts = cache(partial(cifar10.load, path, wanted.framing))
+    stored: Mapping[Part, str] = {"train": "train", "choice": "train", "test": "test"}
+    return Data(name, "classes", cifar10.LABELS, lambda part: parts()[part], stored)
 
-    def part(self, part: Part) -> Rows:
-        """val is the test part, because COCO does not publish the boxes of its test images; the validation part is held
-        out of train.
-        """
-        stem = "val" if part == "test" else "train"
-        annotations = sorted((self.folder / "annotations").glob(f"instances_{stem}*.json"))
+
+def open_classes(name: str, folder: Path, wanted: DataRequest) -> Data:
+    """Data `classes`."""
+    stored = _in_folders(folder, "classes")
+    labels = class_names(folder / "train")
+    if len(labels) < 2:
+        raise DatasetError(f"{folder / 'train'}: {len(labels)} class folders; expected at least two")
+    return Data(name, "classes", labels, cache(lambda part: class_rows(folder / part, wanted.framing, labels)), stored)
+
+
+def open_lanes(name: str, folder: Path, wanted: DataRequest) -> Data:
+    """Data `lanes`."""
+    stored = _in_folders(folder, "lanes")
+    return Data(name, "lanes", wanted.labels, cache(lambda part: lane_rows(folder / part, wanted.framing)), stored)
+
+
+def open_yolo(name: str, folder: Path, wanted: DataRequest) -> Data:
+    """Data `yolo`."""
+    stored, names = _in_folders(folder / "images", "yolo"), yolo_names(folder)
+
+    @cache
+    def read(part: str) -> Rows:
+        return yolo_rows(folder / "images" / part, folder / "labels" / part, names, wanted.framing, wanted.labels)
+
+    return Data(name, "boxes", wanted.labels, read, stored)
+
+
+def open_coco(name: str, folder: Path, wanted: DataRequest) -> Data:
+    """Data `coco`. val is the test part, because COCO does not publish the boxes of its test images."""
+
+    @cache
+    def read(part: str) -> Rows:
+        annotations = sorted((folder / "annotations").glob(f"instances_{part}*.json"))
         if not annotations:
-            expected = DATA_KINDS["coco"].layout
-            raise DatasetError(f"{self.folder / 'annotations'}: no instances_{stem}*.json; expected {expected}")
-        images = self.folder / annotations[0].stem.removeprefix("instances_")
-        rows = coco_boxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
-        return rows if part == "test" else held_out(rows, part, _by_file(rows), str(images))
+            layout = DATA_KINDS["coco"].layout
+            raise DatasetError(f"{folder / 'annotations'}: no instances_{part}*.json; expected {layout}")
+        images = folder / annotations[0].stem.removeprefix("instances_")
+        return coco_rows(images, annotations[0], wanted.framing, wanted.labels)
+
+    return Data(name, "boxes", wanted.labels, read, {"train": "train", "choice": "train", "test": "val"})
 
 
-class Road:
+def open_road(name: str, folder: Path, wanted: DataRequest) -> Data:
     """Data `road`: generated scenes, with boxes or lanes, whichever the network is for; task None: with both."""
+    if wanted.task == "classes":
+        raise DatasetError(f"data '{name}' holds boxes and lanes; the network is for classes")
+    labels = wanted.labels or LABELS
+    if wanted.task == "boxes" and not set(labels) & set(LABELS):
+        raise DatasetError(f"data '{name}' shows {', '.join(LABELS)}; the network: {', '.join(labels[:8])}")
+    truth = ("boxes", "lanes") if wanted.task is None else (wanted.task,)
 
-    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        if wanted.task == "classes":
-            raise DatasetError(f"data '{name}' holds boxes and lanes; the network is for classes")
-        self.name, self.folder, self.wanted = name, folder, wanted
-        self.task: Task = wanted.task or "boxes"
-        self.labels = wanted.labels or LABELS
-        self._truth = ("boxes", "lanes") if wanted.task is None else (wanted.task,)
-        if wanted.task == "boxes" and not set(self.labels) & set(LABELS):
-            raise DatasetError(
-                f"data '{name}' shows {', '.join(LABELS)}; the network's classes are {', '.join(self.labels[:8])}"
-            )
+    @cache
+    def read(part: str) -> Rows:
+        count = wanted.scenes if part == "train" else max(8, wanted.scenes // 12)
+        return RoadRows(folder, count, SEEDS[part], wanted.framing, labels, truth, wide=part == "train")
 
-    def part(self, part: Part) -> Rows:
-        train = part == "train"
-        count = self.wanted.scenes if train else max(8, self.wanted.scenes // 12)
-        return RoadRows(
-            self.folder, count, SEEDS[part], self.wanted.framing, self.labels, self._truth, wide=train
-        )  # fmt: skip
+    return Data(name, wanted.task or "boxes", labels, read, {part: part for part in PARTS})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,32 +9,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.training.classification import logits_of, soft_targets
-from multi_dnn_ros.training.loop import Loss
-from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.loop import Loss, autocast
+from multi_dnn_ros.training.losses import logits_of
 from multi_dnn_ros.training.samples import Batch
+
+#: Temperature of the class distributions that a student learns.
+_TEMPERATURE = 4.0
 
 
 class Distilled:
     """A loss that combines the truth with a teacher's outputs for the same (augmented) images.
 
     loss: loss on the truth; None: the teacher alone counts. teacher: in eval mode on the training device. weight: share
-    of the teacher, 0..1. difference: loss between the student's and the teacher's outputs.
+    of the teacher, 0..1. classes: whether the outputs are logits of classes.
     """
 
-    def __init__(
-        self,
-        loss: Loss | None,
-        teacher: nn.Module,
-        difference: Callable[[Any, Any], Tensor],
-        *,
-        weight: float = 0.5,
-        precision: str = "fp32",
-    ) -> None:
+    def __init__(self, loss: Loss | None, teacher: nn.Module, weight: float, classes: bool, precision: str) -> None:
         self.loss = loss
         self.teacher = teacher.requires_grad_(False)
-        self.difference = difference
         self.weight = 1.0 if loss is None else weight
+        self.difference = class_difference if classes else output_difference
         self.precision = precision
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
@@ -48,32 +41,21 @@ class Distilled:
         return value
 
 
-class SoftTargets:
-    """Difference between the outputs of two classifiers: of their softened class distributions."""
-
-    def __init__(self, temperature: float = 4.0) -> None:
-        self.temperature = temperature
-
-    def __call__(self, outputs: Any, target: Any) -> Tensor:
-        student, teacher = logits_of(outputs), logits_of(target)
-        if student.shape != teacher.shape:
-            raise ValueError(f"the teacher has {teacher.shape[1]} classes, the network {student.shape[1]}")
-        return soft_targets(student, teacher, self.temperature)
+def class_difference(outputs: Any, target: Any) -> Tensor:
+    """Kullback-Leibler divergence of two classifiers' softened class distributions, times the temperature squared
+    (Hinton et al. 2015).
+    """
+    student, teacher = (F.log_softmax(logits_of(each).float() / _TEMPERATURE, dim=1) for each in (outputs, target))
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * _TEMPERATURE**2
 
 
-def raw_outputs(outputs: Any, target: Any) -> Tensor:
+def output_difference(outputs: Any, target: Any) -> Tensor:
     """Difference between raw outputs of two detectors or lane networks, in units of the teacher's standard deviation.
 
     A smooth L1 distance (Girshick 2015), so that one outlier box does not dominate; each row of axis 1 has its own
     deviation, because box sides in pixels and scores are in the same tensor.
     """
-    students = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-    teachers = [leaf for leaf in pytree.tree_leaves(target) if isinstance(leaf, Tensor)]
-    if [leaf.shape for leaf in students] != [leaf.shape for leaf in teachers]:
-        raise ValueError(
-            f"the teacher's outputs have shapes {[tuple(leaf.shape) for leaf in teachers]}, the network's "
-            f"{[tuple(leaf.shape) for leaf in students]}"
-        )
+    students, teachers = pytree.tree_leaves(outputs), pytree.tree_leaves(target)
     total = torch.zeros((), device=students[0].device)
     for student, teacher in zip(students, teachers, strict=True):
         wanted = teacher.float()

@@ -38,13 +38,12 @@ def process_group(device: str) -> Iterator[torch.device]:
     ends this process if torchrun was killed.
     """
     chosen = torch.device(device)
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(chosen)
-    if not several or dist.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield chosen
         return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(chosen)
     _end_with_agent()
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
@@ -87,23 +86,37 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def replicated(network: nn.Module, unused: bool = True) -> nn.Module:
+def replicated(network: nn.Module) -> nn.Module:
     """A network whose backward pass averages the gradients over all processes; `network` itself for one process.
 
-    unused: whether some weights may get no gradient. Looking for them costs time in every step.
+    Its outputs are those of `network`; some weights may get no gradient.
     """
     if world() == 1:
         return network
-    from torch.nn.parallel import DistributedDataParallel
-
     device = next(network.parameters()).device
     # Before each forward pass the buffers are set to those of rank 0, whose statistics are kept.
-    return DistributedDataParallel(
+    return nn.parallel.DistributedDataParallel(
         network,
         device_ids=[device.index] if device.type == "cuda" else None,
-        find_unused_parameters=unused,
+        find_unused_parameters=True,
         gradient_as_bucket_view=True,  # saves a copy of the gradients
     )
+
+
+def synchronize_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """Let PyTorch's batch normalization layers on GPUs normalize over the whole batch of all processes, in place.
+
+    On CPUs, for which PyTorch has no such layer, each process normalizes over its own share. Names and weights stay.
+    Returns the layers and their former classes.
+    """
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    layers = [(layer, type(layer)) for layer in network.modules() if world() > 1 and type(layer) in plain]
+    replaced = [
+        (layer, kind) for layer, kind in layers if all(tensor.is_cuda for tensor in layer.state_dict().values())
+    ]
+    for layer, _ in replaced:
+        layer.__class__, layer.process_group = nn.SyncBatchNorm, None  # type: ignore[assignment]
+    return replaced
 
 
 def total(value: Tensor) -> Tensor:

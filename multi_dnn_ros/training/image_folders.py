@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import numpy.typing as npt
+import yaml
 
 from multi_dnn_ros.common.json_files import read_json_object
-from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, DatasetError, Rows, Sample, read_mask, read_rgb
+from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, DatasetError, Rows, Sample, read_image
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
 from multi_dnn_ros.vision.preprocess import Preprocess
+
+log = logging.getLogger(__name__)
 
 #: Maximum size of an annotation file; COCO's largest is half as large.
 _MAX_JSON_BYTES = 1 << 30
 #: Largest relative difference between the aspect ratios of an image and its mask, which may be smaller and rounded.
 _MAX_ASPECT_DIFFERENCE = 0.05
+#: Longest list of names in a message.
+_SHOWN = 8
 
 _Box = tuple[list[float], int]  # x1, y1, x2, y2 and the class number
 
 
-class _FileRows(Rows):
-    """Rows that are image files. files: for each row the file, and what belongs to it."""
+@dataclass(frozen=True)
+class FileRows(Rows):
+    """Image files. files: each file, and what its truth is made from. make: (file, image, that) -> row."""
 
     files: Sequence[tuple[Path, Any]]
+    framing: Preprocess
+    make: Callable[[Path, npt.NDArray[np.uint8], Any], Sample]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -33,80 +46,46 @@ class _FileRows(Rows):
     def name(self, index: int) -> str:
         return str(self.files[index][0])
 
-
-class ClassFolder(_FileRows):
-    """DIR/<class>/*.jpg (torchvision's ImageFolder layout): classes sorted by name, images by class and name."""
-
-    def __init__(self, folder: Path, framing: Preprocess, labels: Sequence[str] = ()) -> None:
-        """labels: the expected classes in their order; empty: the existing ones. Raises DatasetError."""
-        if not folder.is_dir():
-            raise DatasetError(f"{folder}: no such folder; expected <class>/<image>.jpg or .png in it")
-        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        self.labels = tuple(labels) or tuple(names)
-        if set(names) - set(self.labels):
-            raise DatasetError(
-                f"{folder}: folder {min(set(names) - set(self.labels))} is not a class of the training part"
-            )
-        self.files = [(path, k) for k, name in enumerate(self.labels) if name in names
-                      for path in image_files(folder / name)]  # fmt: skip
-        if not self.files:
-            raise DatasetError(f"{folder}: no images; expected <class>/<image>.jpg or .png in it")
-        if len(self.labels) < 2:
-            raise DatasetError(f"{folder}: one class only, {self.labels[0]}; expected at least two class folders")
-        for k, name in enumerate(self.labels):
-            if not labels and not any(label == k for _, label in self.files):
-                raise DatasetError(f"{folder / name}: no images ({', '.join(IMAGE_SUFFIXES)})")
-        self.framing = framing
+    def recording(self, index: int) -> str:
+        """NAME of a file NAME_<frame>.jpg or NAME-<frame>.jpg."""
+        path = self.files[index][0]
+        return str(path.with_name(re.sub(r"[_-]\d+$", "", path.stem)))
 
     def sample(self, index: int) -> Sample:
-        path, label = self.files[index]
-        return Sample(read_rgb(path), label=label)
+        path, known = self.files[index]
+        return self.make(path, read_image(path), known)
 
 
-class _BoxRows(_FileRows):
-    """Image files with boxes in their pixels. sizes: width and height by the annotations; None: not stated."""
-
-    def __init__(
-        self, files: Sequence[tuple[Path, list[_Box]]], framing: Preprocess, unusable: Sequence[str],
-        sizes: Sequence[tuple[float, float]] | None = None,
-    ) -> None:  # fmt: skip
-        self.files, self.framing, self._sizes = files, framing, sizes
-        crowded = [
-            f"{path}: {len(boxes)} boxes, of which the first {MAX_BOXES} are used"
-            for path, boxes in files
-            if len(boxes) > MAX_BOXES
-        ]
-        self.unusable = (*unusable, *crowded)
-
-    def sample(self, index: int) -> Sample:
-        """Raises DatasetError also for an image that was resized or replaced, so that its size is not that of its
-        annotations.
-        """
-        path, found = self.files[index]
-        image = read_rgb(path)
-        height, width = image.shape[:2]
-        if self._sizes is not None and (width, height) != tuple(map(round, self._sizes[index])):
-            expected = "x".join(f"{side:g}" for side in self._sizes[index])
-            raise DatasetError(f"{path}: is {width}x{height}, its annotations are for {expected}")
-        boxes = np.array([box for box, _ in found], np.float32).reshape(-1, 4)
-        if self._sizes is None:  # YOLO's boxes are shares of the image's size
-            boxes *= np.array([width, height] * 2, np.float32)
-        return Sample(image, boxes=boxes, classes=np.array([number for _, number in found], np.int64))
+def class_rows(folder: Path, framing: Preprocess, labels: Sequence[str]) -> Rows:
+    """DIR/<class>/*.jpg (torchvision's ImageFolder layout), images by class and name. labels: the classes. Raises
+    DatasetError.
+    """
+    unknown = set(class_names(folder)) - set(labels)
+    if unknown:
+        raise DatasetError(f"{folder}: folder {min(unknown)} is not a class of the training part")
+    present = [(folder / name, number) for number, name in enumerate(labels) if (folder / name).is_dir()]
+    files = [(path, number) for place, number in present for path in image_files(place)]
+    if not files:
+        raise DatasetError(f"{folder}: no images; expected <class>/<image> ({', '.join(IMAGE_SUFFIXES)}) in it")
+    return FileRows(files, framing, lambda _, image, label: Sample(image, label=label))
 
 
-def coco_boxes(
-    images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str], *, empty: bool = False
-) -> Rows:
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The folders of a part, sorted by name. Raises DatasetError if there is no such part."""
+    if not folder.is_dir():
+        raise DatasetError(f"{folder}: no such folder; expected <class>/<image>.jpg or .png in it")
+    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
+
+
+def coco_rows(images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str]) -> Rows:
     """COCO's detection format: a folder of images and one JSON of images, annotations and categories.
 
     A crowd (`iscrowd`) of class k has the class number CROWD - k. Categories are matched to the network's labels by
-    name. empty: accept data without any object, for counting false detections. Raises DatasetError, which names the
-    file and what is expected.
+    name. Empty boxes and boxes outside their image are left out. Raises DatasetError, which names the file and what is
+    expected; also for an image whose size differs from that in its annotations.
     """
-    if not images.is_dir():
-        raise DatasetError(f"{images}: no such folder of images")
     content = read_json_object(annotations, "COCO's annotations", DatasetError, _MAX_JSON_BYTES)
-    unusable: list[str] = []
+    left_out: list[str] = []
     try:
         names = {int(row["id"]): str(row["name"]) for row in content["categories"]}
         entries = {
@@ -116,17 +95,16 @@ def coco_boxes(
         boxes: dict[int, list[_Box]] = {key: [] for key in entries}
         known = {key: labels.index(name) for key, name in names.items() if name in labels}
         for row in content["annotations"]:
-            category, x = int(row["category_id"]), [float(value) for value in row["bbox"]]
-            if category not in names or int(row["image_id"]) not in entries or len(x) != 4:
-                raise KeyError(f"annotation {row.get('id')}: image, category or bbox")
-            left, top, box_width, box_height = x
-            width, height = entries[int(row["image_id"])][1:]
-            inside = min(left + box_width, top + box_height, width - left, height - top) > 0
-            if not np.isfinite(x).all() or min(box_width, box_height) <= 0 or not inside:
-                unusable.append(f"annotation {row.get('id')}: box {x} is empty or outside the image")
+            category, image = int(row["category_id"]), int(row["image_id"])
+            left, top, box_width, box_height = (float(value) for value in row["bbox"])
+            if category not in names or image not in entries:
+                raise KeyError(f"annotation {row.get('id')}: image or category")
+            _, width, height = entries[image]
+            if not _is_box([left, top, left + box_width, top + box_height], width, height):
+                left_out.append(f"annotation {row.get('id')}")
             elif category in known:
                 number = CROWD - known[category] if row.get("iscrowd") else known[category]
-                boxes[int(row["image_id"])].append(([left, top, left + box_width, top + box_height], number))
+                boxes[image].append(([left, top, left + box_width, top + box_height], number))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # OverflowError: int(inf)
         raise DatasetError(
             f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
@@ -138,98 +116,116 @@ def coco_boxes(
         if not (0 < width < math.inf and 0 < height < math.inf):
             raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
     if not known:
-        raise DatasetError(
-            f"{annotations}: categories {_few(names.values())}; the network's classes are {_few(labels)}"
-        )
-    if not empty and not any(boxes.values()):
-        raise DatasetError(f"{annotations}: no box of the classes {_few(labels)}")
-    files = [(images / entries[key][0], boxes[key]) for key in sorted(entries)]
+        raise DatasetError(f"{annotations}: categories {_few(names.values())}; the network's classes: {_few(labels)}")
+    files = [(images / name, (boxes[key], (width, height))) for key, (name, width, height) in sorted(entries.items())]
     missing = [path for path, _ in files if not path.is_file()]
-    if missing:
-        raise DatasetError(f"{missing[0]}: no such image ({len(missing)} of {len(files)} are missing)")
-    return _BoxRows(files, framing, unusable, [entries[key][1:] for key in sorted(entries)])
+    if missing or not files:
+        raise DatasetError(f"{[*missing, images][0]}: no such image ({len(missing)} of {len(files)} are missing)")
+    return _box_rows(annotations, files, left_out, framing)
 
 
-def yolo_boxes(
-    images: Path, truth: Path, names: Sequence[str], framing: Preprocess, labels: Sequence[str], *, empty: bool = False
-) -> Rows:
+def _box_rows(where: Path, files: Sequence[tuple[Path, Any]], left_out: Sequence[str], framing: Preprocess) -> Rows:
+    _warn(where, "empty boxes, or boxes outside their image", left_out)
+    crowded = [path.name for path, (boxes, _) in files if len(boxes) > MAX_BOXES]
+    _warn(where, f"images have more than {MAX_BOXES} boxes, whose further boxes", crowded)
+    return FileRows(files, framing, _with_boxes)
+
+
+def _is_box(box: Sequence[float], width: float, height: float) -> bool:
+    """Whether x1, y1, x2, y2 has an area and overlaps an image of this size."""
+    x1, y1, x2, y2 = box
+    return bool(np.isfinite(box).all()) and max(x1, 0) < min(x2, width) and max(y1, 0) < min(y2, height)
+
+
+def _with_boxes(path: Path, image: npt.NDArray[np.uint8], known: tuple[list[_Box], tuple[float, float]]) -> Sample:
+    """The boxes refer to an image of the given size; (1, 1): they are shares of the image's size."""
+    found, expected = known
+    size = (image.shape[1], image.shape[0])
+    if expected != (1, 1) and size != tuple(map(round, expected)):
+        raise DatasetError(f"{path}: is {size[0]}x{size[1]}, its annotations are for {expected[0]:g}x{expected[1]:g}")
+    boxes = np.array([box for box, _ in found], np.float32).reshape(-1, 4)
+    scale = np.array(size if expected == (1, 1) else (1, 1), np.float32)
+    return Sample(image, boxes=boxes * np.tile(scale, 2), classes=np.array([number for _, number in found], np.int64))
+
+
+def yolo_names(folder: Path) -> list[str]:
+    """The class names by number in the only .yaml file of a folder. Raises DatasetError."""
+    files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+    if len(files) != 1:
+        raise DatasetError(f"{folder}: {len(files)} .yaml files; expected one, with the class names as `names`")
+    try:
+        names = yaml.safe_load(files[0].read_text(encoding="utf-8"))["names"]
+        return [str(each) for each in (names.values() if isinstance(names, dict) else names)]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{files[0]}: no class names ({error}); expected a list `names`") from None
+
+
+def yolo_rows(images: Path, truth: Path, names: Sequence[str], framing: Preprocess, labels: Sequence[str]) -> Rows:
     """YOLO's format: NAME.jpg in one folder, NAME.txt in another, a line `class x y width height` per box, with the
     centre and the size as shares of the image's size.
 
-    names: the classes by number. A missing file means an image without objects. The other arguments and errors are
-    those of `coco_boxes`.
+    names: the classes by number. A missing file means an image without objects. Boxes are left out, and errors raised,
+    as by `coco_rows`.
     """
-    for folder in (images, truth):
-        if not folder.is_dir():
-            raise DatasetError(f"{folder}: no such folder; expected images/<part>/NAME.jpg and labels/<part>/NAME.txt")
     numbers = [labels.index(name) if name in labels else -1 for name in names]
     if max(numbers, default=-1) < 0:
-        raise DatasetError(f"{truth}: classes {_few(names)}; the network's classes are {_few(labels)}")
-    files: list[tuple[Path, list[_Box]]] = []
-    unusable: list[str] = []
+        raise DatasetError(f"{truth}: classes {_few(names)}; the network's classes: {_few(labels)}")
+    files: list[tuple[Path, Any]] = []
+    left_out: list[str] = []
     for path in image_files(images):
         file, boxes = truth / f"{path.stem}.txt", []
         for line, text in enumerate(file.read_text(errors="replace").splitlines() if file.is_file() else (), 1):
-            where = f"{file}, line {line}"
             try:
                 number, x, y, width, height = (float(word) for word in text.split())
                 target = numbers[int(number)] if number >= 0 else numbers[len(numbers)]
             except (ValueError, IndexError, OverflowError):
                 raise DatasetError(
-                    f"{where}: '{text[:60]}'; expected `class x y width height`, class 0 to {len(names) - 1}"
+                    f"{file}, line {line}: '{text[:60]}'; expected `class x y width height`, class 0 to "
+                    f"{len(names) - 1}"
                 ) from None
             box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
-            if not np.isfinite(box).all() or min(width, height) <= 0 or max(box[:2]) >= 1 or min(box[2:]) <= 0:
-                unusable.append(f"{where}: the box is empty or outside the image")
+            if not _is_box(box, 1, 1):
+                left_out.append(f"{file.name}, line {line}")
             elif target >= 0:
                 boxes.append((box, target))
-        files.append((path, boxes))
+        files.append((path, (boxes, (1, 1))))
     if not files:
         raise DatasetError(f"{images}: no images ({', '.join(IMAGE_SUFFIXES)})")
-    if not empty and not any(boxes for _, boxes in files):
-        raise DatasetError(f"{truth}: no box of the classes {_few(labels)}")
-    return _BoxRows(files, framing, unusable)
+    return _box_rows(truth, files, left_out, framing)
 
 
-class LaneMasks(_FileRows):
-    """DIR/images/NAME.jpg with DIR/masks/NAME.png: nonzero = lane; masks of any size."""
+def lane_rows(folder: Path, framing: Preprocess) -> Rows:
+    """DIR/images/NAME.jpg with DIR/masks/NAME.png: nonzero = lane; masks of any size. Raises DatasetError; also for a
+    mask that does not have the aspect ratio of its image.
+    """
+    for part in (folder / "images", folder / "masks"):
+        if not part.is_dir():
+            raise DatasetError(f"{part}: no such folder; expected images/NAME.jpg and masks/NAME.png in {folder}")
+    photos, masks = image_files(folder / "images"), {path.stem: path for path in image_files(folder / "masks")}
+    files = [(path, masks[path.stem]) for path in photos if path.stem in masks]
+    if not files:
+        raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
+    _warn(folder, "images without a mask", [path.name for path in photos if path.stem not in masks])
+    return FileRows(files, framing, _with_mask)
 
-    def __init__(self, folder: Path, framing: Preprocess) -> None:
-        """Raises DatasetError."""
-        images, masks = folder / "images", folder / "masks"
-        for part in (images, masks):
-            if not part.is_dir():
-                raise DatasetError(f"{part}: no such folder; expected images/NAME.jpg and masks/NAME.png in {folder}")
-        by_name, photos = ({path.stem: path for path in image_files(folder)} for folder in (masks, images))
-        hidden = [
-            path
-            for folder, used in ((masks, by_name), (images, photos))
-            for path in image_files(folder)
-            if used[path.stem] != path
-        ]
-        self.files = [(path, by_name[stem]) for stem, path in photos.items() if stem in by_name]
-        self.unusable = (
-            *(f"{path}: no mask of this name in {masks}" for stem, path in photos.items() if stem not in by_name),
-            *(f"{path}: no image of this name in {images}" for stem, path in by_name.items() if stem not in photos),
-            *(f"{path}: another file with this name and another suffix is used" for path in hidden),
+
+def _with_mask(path: Path, image: npt.NDArray[np.uint8], mask_path: Path) -> Sample:
+    # Without the second flag OpenCV keeps only the high byte of 16-bit values: small lane numbers would become 0.
+    mask = read_image(mask_path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH)
+    ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])
+    if abs(ratio - 1.0) > _MAX_ASPECT_DIFFERENCE:
+        raise DatasetError(
+            f"{mask_path}: {mask.shape[1]}x{mask.shape[0]} does not have the aspect ratio of its image, "
+            f"{image.shape[1]}x{image.shape[0]}"
         )
-        if not self.files:
-            raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
-        self.framing = framing
-
-    def sample(self, index: int) -> Sample:
-        """Raises DatasetError also if the mask does not have the aspect ratio of the image."""
-        path, mask_path = self.files[index]
-        image, mask = read_rgb(path), read_mask(mask_path)
-        ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])
-        if abs(ratio - 1.0) > _MAX_ASPECT_DIFFERENCE:
-            raise DatasetError(
-                f"{mask_path}: {mask.shape[1]}x{mask.shape[0]} does not have the aspect ratio of its image, "
-                f"{image.shape[1]}x{image.shape[0]}"
-            )
-        return Sample(image, mask=mask)
+    return Sample(image, mask=np.asarray((mask > 0) * 255, np.uint8))
 
 
-def _few(names: Any) -> str:
+def _warn(where: Path, what: str, left_out: Sequence[str]) -> None:
+    if left_out:
+        log.warning("%s: %d %s are left out: %s", where, len(left_out), what, _few(left_out))
+
+
+def _few(names: Iterable[Any]) -> str:
     shown = [str(name) for name in names]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +26,7 @@ from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batch_norm import with_global_batch_norm
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.vision.results import OutputError
 
@@ -56,10 +57,9 @@ Score = Callable[[nn.Module], dict[str, float]]
 class Schedule:
     """How to train. Learning rate: linear warm-up, then half a cosine to zero (Loshchilov and Hutter 2017).
 
-    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs between scores. patience:
-    stop after this many epochs without improvement, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling); the
-    latter two for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share of mixed
-    batches, see Batches.
+    ema: decay of the averaged weights that are scored and kept, 0 = none. precision: fp32, bf16 or fp16 (with loss
+    scaling); the latter two for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share
+    of mixed batches, see Batches.
     """
 
     epochs: int
@@ -69,18 +69,14 @@ class Schedule:
     momentum: float = 0.9
     warmup_epochs: float = 1.0
     ema: float = 0.999
-    score_every: int = 1
-    patience: int = 0
     precision: str = "bf16"
     clip: float = 10.0
     seed: int = 0
     mix: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.score_every < 1 or not 0 < self.lr < math.inf:
-            raise ValueError(
-                f"epochs = {self.epochs}, score_every = {self.score_every}, lr = {self.lr}: must be positive"
-            )
+        if self.epochs < 1 or not 0 < self.lr < math.inf:
+            raise ValueError(f"epochs = {self.epochs}, lr = {self.lr}: must be positive")
         if self.optimizer not in ("adamw", "sgd"):
             raise ValueError(f"optimizer = {self.optimizer!r}: not one of adamw, sgd")
         if self.precision not in TRAINING_PRECISIONS:
@@ -91,15 +87,11 @@ class Schedule:
 
 @dataclass
 class Outcome:
-    """best: scores of the kept weights. epoch: their epoch; -1: the initial weights. history: one row per epoch.
-
-    images_per_s: speed of each epoch trained since the last start, over all processes, without scoring.
-    """
+    """best: scores of the kept weights. epoch: their epoch; -1: the initial weights. history: one row per epoch."""
 
     best: dict[str, float] = field(default_factory=dict)
     epoch: int = -1
     history: list[dict[str, float]] = field(default_factory=list)
-    images_per_s: list[float] = field(default_factory=list)
 
 
 def train(
@@ -111,21 +103,18 @@ def train(
     *,
     main: str,
     checkpoint: Path | None = None,
-    checkpoint_every: int = 1,
     identity: Mapping[str, Any] | None = None,
-    progress: bool = True,
 ) -> Outcome:
     """Train `network` on its device. Afterwards it has the weights with the best score.
 
     These may be the initial weights, because short training can make a slightly decomposed network worse.
 
     score: called with the network in eval mode; `main` names the deciding score, larger is better. checkpoint: written
-    atomically after every `checkpoint_every` epochs; an existing one is resumed from, and the result equals that of an
-    uninterrupted run (bit for bit on the CPU with the same number of threads): the order of the data and all random
-    numbers of an epoch follow from the seed and the epoch number. identity: what defines the run besides the schedule,
-    the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
-    another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
-    progress, and batch normalization is over the whole batch.
+    atomically after every epoch; an existing one is resumed from, and the result equals that of an uninterrupted run
+    (bit for bit on the CPU with the same number of threads): the order of the data and all random numbers of an epoch
+    follow from the seed and the epoch number. identity: what defines the run besides the schedule, the initial weights
+    and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of another run is
+    rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows progress.
 
     An epoch after which a weight or a statistic of batch normalization is not finite is not scored; a warning names the
     tensor. Raises TrainingError for a network without weights, a loss or an initial weight that is not finite, and for
@@ -140,55 +129,51 @@ def train(
         "initial weights": weights_digest(network.state_dict()),
         "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
     }
-    replaced = with_global_batch_norm(network) if distributed.world() > 1 else []
+    synchronized = distributed.synchronize_batch_norm(network)
     try:
-        training = _Training(network, batches, loss, score, schedule, main, progress and distributed.rank() == 0)
+        training = _Training(network, batches, loss, score, schedule, main)
         first = 0
-        if distributed.from_first(checkpoint is not None and checkpoint.exists()):
-            assert checkpoint is not None
+        if checkpoint is not None and distributed.from_first(checkpoint.exists()):
             first = training.resume(checkpoints.load(checkpoint, network, run))
-            if training.progress:
-                tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
+            training.say(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
         else:
             training.score_initial()
         for epoch in range(first, schedule.epochs):
-            if schedule.patience and _epochs_since_best(training.outcome.history, main) >= schedule.patience:
-                break
             training.run_epoch(epoch)
-            due = (epoch + 1) % checkpoint_every == 0 or epoch + 1 == schedule.epochs
-            if checkpoint is not None and distributed.rank() == 0 and due:
+            if checkpoint is not None and distributed.rank() == 0:
                 checkpoints.save(checkpoint, training.state(epoch + 1), run)
-        distributed.tensors_from_first(training.best_weights)
-        network.load_state_dict(training.best_weights)
-        set_training(network, False)
-        return training.outcome
     finally:
-        for module, former in replaced:
-            module.__class__ = former
+        for layer, kind in synchronized:
+            layer.__class__ = kind
+    distributed.tensors_from_first(training.best_weights)
+    network.load_state_dict(training.best_weights)
+    set_training(network, False)
+    return training.outcome
 
 
 class _Training:
     """A training between two epochs. best_weights: the kept ones. The arguments are those of `train`."""
 
     def __init__(
-        self, network: nn.Module, batches: EpochBatches, loss: Loss, score: Score, schedule: Schedule, main: str,
-        progress: bool,
-    ) -> None:  # fmt: skip
+        self, network: nn.Module, batches: EpochBatches, loss: Loss, score: Score, schedule: Schedule, main: str
+    ) -> None:
         self.network, self.batches, self.loss, self.schedule = network, batches, loss, schedule
-        self.main, self.progress = main, progress
-        self._score = score
+        self.main, self._score = main, score
         self.device = next(network.parameters()).device
         # Buffers are copied, see _fit_statistics.
         self._averaged = AveragedModel(network, multi_avg_fn=self._average) if schedule.ema else None
         self.kept = network if self._averaged is None else self._averaged.module
         self._decay = 0.0
         self.optimizer = make_optimizer(network, schedule)
-        self.scaler = GradScaler(
-            self.device.type, enabled=schedule.precision == "fp16" and self.device.type == "cuda"
-        )  # fmt: skip
+        on_gpu = self.device.type == "cuda"
+        self.scaler = GradScaler(self.device.type, enabled=schedule.precision == "fp16" and on_gpu)
         self._passes = distributed.replicated(network)
         self.outcome = Outcome()
-        self.best_weights = checkpoints.weights(self.kept)
+        self.best_weights = copy.deepcopy(self.kept.state_dict())
+
+    def say(self, text: str) -> None:
+        if distributed.rank() == 0:
+            tqdm.write(text, sys.stderr)
 
     def state(self, next_epoch: int) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -198,9 +183,7 @@ class _Training:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "best_weights": self.best_weights,
-            "best": self.outcome.best,
-            "best_epoch": self.outcome.epoch,
-            "history": self.outcome.history,
+            "outcome": asdict(self.outcome),
             "next_epoch": next_epoch,
         }
 
@@ -212,7 +195,7 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.best_weights = state["best_weights"]
-        self.outcome = Outcome(state["best"], state["best_epoch"], state["history"])
+        self.outcome = Outcome(**state["outcome"])
         return int(state["next_epoch"])
 
     def score_initial(self) -> None:
@@ -222,24 +205,19 @@ class _Training:
         self.outcome.best = self._scores("before training")
 
     def run_epoch(self, epoch: int) -> None:
-        """Train and, if it is due, score an epoch."""
+        """Train and score an epoch."""
         started = time.monotonic()
         mean = float(distributed.mean(self._steps(epoch))) / max(len(self.batches), 1)  # waits for the GPU
         speed = len(self.batches) * self.batches.batch_size / (time.monotonic() - started)
-        self.outcome.images_per_s.append(speed)
-        schedule = self.schedule
         if not math.isfinite(mean):
             raise TrainingError(
-                f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {schedule.lr}) or check the data"
+                f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {self.schedule.lr}) or check the data"
             )
-        row = {"epoch": float(epoch), "loss": mean}
-        if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
-            row.update(self._score_epoch(epoch))
+        row = {"epoch": float(epoch), "loss": mean, **self._score_epoch(epoch)}
         self.outcome.history.append(row)
-        if self.progress:
-            # Numbered from 1, as in the other lines about epochs.
-            text = " ".join(f"{name}={value:.4g}" for name, value in {**row, "epoch": float(epoch + 1)}.items())
-            tqdm.write(f"{text} images/s={speed:.4g} seconds={time.monotonic() - started:.1f}")
+        # Numbered from 1, as in the other lines about epochs.
+        text = " ".join(f"{name}={value:.4g}" for name, value in {**row, "epoch": float(epoch + 1)}.items())
+        self.say(f"{text} images/s={speed:.4g} seconds={time.monotonic() - started:.1f}")
 
     def _steps(self, epoch: int) -> Tensor:
         """Train an epoch; returns the sum of the losses."""
@@ -250,7 +228,7 @@ class _Training:
         total = torch.zeros((), device=self.device)
         bar = tqdm(
             self.batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
-            disable=None if self.progress else True, mininterval=2.0,
+            disable=None if distributed.rank() == 0 else True, mininterval=2.0,
         )  # fmt: skip
         for step, batch in enumerate(bar, epoch * steps):
             set_rate(self.optimizer, schedule, step / steps)
@@ -292,7 +270,7 @@ class _Training:
         best = outcome.best[self.main]
         # A score equal to that of the initial weights counts as better.
         if math.isnan(best) or scores[self.main] > best or (scores[self.main] == best and outcome.epoch < 0):
-            outcome.best, outcome.epoch, self.best_weights = scores, epoch, checkpoints.weights(self.kept)
+            outcome.best, outcome.epoch, self.best_weights = scores, epoch, copy.deepcopy(self.kept.state_dict())
         return scores
 
     def _fit_statistics(self, epoch: int) -> None:
@@ -317,13 +295,10 @@ class _Training:
         return dict(distributed.from_first(scores))
 
 
-def _epochs_since_best(history: Sequence[Mapping[str, float]], main: str) -> int:
-    """Epochs since the best one. The initial weights do not count, because reaching their score again takes time."""
-    best, since = -math.inf, -1
-    for row in history:
-        if row.get(main, -math.inf) > best:
-            best, since = row[main], int(row["epoch"])
-    return len(history) - 1 - since if since >= 0 else 0
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32" and device.type == "cuda")
 
 
 def set_training(network: nn.Module, mode: bool) -> None:

@@ -17,6 +17,28 @@ from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.samples import Batch
 
 
+class ClassificationLoss:
+    """Cross-entropy with label smoothing (Szegedy et al. 2016).
+
+    outputs: (B, classes) logits. batch["label"]: (B,) int64; or (B, classes) float, the shares of the classes in a
+    mixed image. smoothing: 0..1, share spread over all classes.
+    """
+
+    def __init__(self, smoothing: float = 0.1) -> None:
+        self.smoothing = smoothing
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(outputs.float(), batch["label"], label_smoothing=self.smoothing)
+
+
+def logits_of(outputs: object) -> Tensor:
+    """The single (B, classes) tensor that a classifier returns; raises ValueError for anything else."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"the network returns {shape}; a classifier returns logits (images, classes)")
+    return outputs
+
+
 class LaneLoss:
     """Binary cross-entropy plus soft Dice (Milletari et al. 2016) on lane logits.
 

@@ -81,29 +81,10 @@ def mean_average_precision(
     mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises ValueError
     if the two sequences differ in length, NoTruth if there is no true box.
     """
-    with optional("average precision"):
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-
-    if len(predictions) != len(truths):
-        raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
+    evaluation = _matched(predictions, truths, len(labels), ignore)
     if not any(len(truth.boxes) for truth in truths):
         raise NoTruth(f"no true box in {len(truths)} images: average precision is undefined")
-    annotations = [
-        row for image, truth in enumerate(truths, 1) for row in _true_rows(image, truth, len(labels), ignore)
-    ]
-    found = [row for image, prediction in enumerate(predictions, 1) for row in _prediction_rows(image, prediction)]
     with contextlib.redirect_stdout(io.StringIO()):  # suppress pycocotools' progress output
-        reference, results = COCO(), COCO()
-        for data, rows in ((reference, annotations), (results, found)):
-            data.dataset = {
-                "images": [{"id": image} for image in range(1, len(truths) + 1)],
-                "categories": [{"id": k} for k in range(len(labels))],
-                "annotations": [{**row, "id": number} for number, row in enumerate(rows, 1)],
-            }
-            data.createIndex()
-        evaluation = COCOeval(reference, results, "bbox")
-        evaluation.evaluate()
         evaluation.accumulate()
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class): all areas, 100 boxes; -1: no truth
     present = [k for k in range(len(labels)) if (precision[0, :, k] > -1).any()]
@@ -113,6 +94,61 @@ def mean_average_precision(
         **{f"map50_{label}": value for label, value in by_class.items()},
         "map": float(precision[:, :, present].mean()),
     }
+
+
+def box_points(
+    predictions: Sequence[Prediction], truths: Sequence[Truth], classes: int, thresholds: Sequence[float]
+) -> list[dict[str, float | None]]:
+    """Precision, recall and false detections per image of a detector at each score threshold, over all classes.
+
+    predictions, truths: one per image. classes: number of classes. Detections are matched with true boxes as for
+    mAP@0.5; those on an ignored box do not count. A figure without a denominator is None.
+    """
+    scores: list[float] = []
+    correct: list[bool] = []
+    evaluation = _matched(predictions, truths, classes, True)
+    for found in evaluation.evalImgs:
+        if found is not None and found["aRng"] == evaluation.params.areaRng[0]:  # of all sizes
+            counted = ~found["dtIgnore"][0].astype(bool)
+            scores += np.asarray(found["dtScores"])[counted].tolist()
+            correct += (found["dtMatches"][0][counted] > 0).tolist()
+    total = sum(len(truth.boxes) for truth in truths)
+    score_of, is_correct = np.array(scores, np.float64), np.array(correct, bool)
+    points = []
+    for threshold in thresholds:
+        kept = score_of >= threshold
+        count, right = int(kept.sum()), int((kept & is_correct).sum())
+        points.append({
+            "threshold": threshold,
+            "precision": right / count if count else None,
+            "recall": right / total if total else None,
+            "false_per_image": (count - right) / len(truths),
+        })  # fmt: skip
+    return points
+
+
+def _matched(predictions: Sequence[Prediction], truths: Sequence[Truth], classes: int, ignore: bool) -> Any:
+    """pycocotools' evaluation with the matches of detections and true boxes."""
+    with optional("average precision"):
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+    if len(predictions) != len(truths):
+        raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
+    annotations = [row for image, truth in enumerate(truths, 1) for row in _true_rows(image, truth, classes, ignore)]
+    found = [row for image, prediction in enumerate(predictions, 1) for row in _prediction_rows(image, prediction)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference, results = COCO(), COCO()
+        for data, rows in ((reference, annotations), (results, found)):
+            data.dataset = {
+                "images": [{"id": image} for image in range(1, len(truths) + 1)],
+                "categories": [{"id": k} for k in range(classes)],
+                "annotations": [{**row, "id": number} for number, row in enumerate(rows, 1)],
+            }
+            data.createIndex()
+        evaluation = COCOeval(reference, results, "bbox")
+        evaluation.evaluate()
+    return evaluation
 
 
 def _true_rows(image: int, truth: Truth, classes: int, ignore: bool) -> list[dict[str, Any]]:

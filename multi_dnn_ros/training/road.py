@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import cached_property
 from pathlib import Path
 
 import cv2
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.file_lock import waiting_lock
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
@@ -31,7 +31,8 @@ _WIDE = 0.3
 
 
 class RoadRows(Rows):
-    """Scenes 0 .. count - 1 of a seed. `sample` draws one; `read` takes it from `folder`, where all are rendered first.
+    """Scenes 0 .. count - 1 of a seed. `sample` draws one; `read` takes it from a file, into which all are rendered
+    first.
 
     labels: the network's classes, by whose numbers boxes are given; boxes of other classes are left out. truth: which
     truth rows have: "boxes", "lanes" or both. wide: whether some scenes are 640x360.
@@ -45,8 +46,7 @@ class RoadRows(Rows):
         self._numbers = np.array([labels.index(name) if name in labels else NO_BOX for name in LABELS])
         look = (framing.width, framing.height, framing.fit, framing.antialias, framing.centered, framing.pad)
         key = json.dumps([count, seed, wide, look, labels, self._truth])
-        self._folder = folder / f"scenes_{seed}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        self._stored: Batch | None = None
+        self._file = folder / f"scenes_{seed}_{hashlib.sha256(key.encode()).hexdigest()[:12]}.npy"
 
     def __len__(self) -> int:
         return self._count
@@ -66,75 +66,55 @@ class RoadRows(Rows):
         return Sample(scene.image, boxes=boxes[shown], classes=classes[shown], mask=mask)
 
     def read(self, index: int) -> Batch:
-        if self._stored is None:
-            self._stored = self._rendered()
-        return {name: array[index] for name, array in self._stored.items()}
+        return {name: torch.from_numpy(self._stored[index][name].copy()) for name in self._stored.dtype.names or ()}
 
-    def _rendered(self) -> Batch:
-        """The rendered scenes, memory-mapped. The folder gets its name when it is complete; while one process renders,
-        others wait. Raises OSError that names the file if the disk is full, DatasetError if a process was killed.
+    @cached_property
+    def _stored(self) -> np.ndarray:
+        """The rendered scenes, memory-mapped, as a structured array. While one process renders, others wait.
+
+        Raises OSError that names the file if the disk is full, DatasetError if a process was killed.
         """
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        with waiting_lock(self._folder.with_name(f".{self._folder.name}.lock")):
-            if not self._folder.is_dir():
-                part = self._folder.with_name(f".{self._folder.name}.part")
-                shutil.rmtree(part, ignore_errors=True)
-                part.mkdir()
-                try:
+        with waiting_lock(self._file.with_name(f".{self._file.name}.lock")):
+            if not self._file.is_file():
+                with atomic_write(self._file) as part:
                     self._render(part)
-                    os.replace(part, self._folder)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
         try:
-            arrays = {file.stem: np.load(file, mmap_mode="c") for file in sorted(self._folder.glob("*.npy"))}
-            if not arrays or any(len(array) != self._count for array in arrays.values()):
-                raise ValueError("not all scenes are there")
+            stored: np.ndarray = np.load(self._file, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:  # EOFError: an empty file
-            raise DatasetError(f"{self._folder}: damaged ({error}); remove it, so that it is rendered again") from None
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+            raise DatasetError(f"{self._file}: damaged ({error}); remove it, so that it is rendered again") from None
+        return stored
 
-    def _render(self, folder: Path) -> None:
+    def _render(self, file: Path) -> None:
         chunks = [range(first, min(first + _CHUNK, self._count)) for first in range(0, self._count, _CHUNK)]
         processes = min(cpu_count(), len(chunks))
-        arrays: dict[str, np.memmap] = {}
-        before = multiprocessing.active_children()
         with (
             tqdm(total=self._count, desc="render the road", unit="scene", mininterval=1.0) as bar,
             ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool,
+            file.open("wb") as out,
         ):
             try:
-                for chunk, rows in zip(chunks, pool.map(self._chunk, chunks), strict=True):
-                    for name, values in rows.items():
-                        if name not in arrays:
-                            arrays[name] = _allocated(folder / f"{name}.npy", (self._count, *values.shape[1:]), values)
-                        arrays[name][chunk.start : chunk.stop] = values
-                    bar.update(len(chunk))
+                for rows in pool.map(self._chunk, chunks):
+                    if out.tell() == 0:
+                        header = np.lib.format.header_data_from_array_1_0(rows) | {"shape": (self._count,)}
+                        np.lib.format.write_array_header_2_0(out, header)
+                    out.write(rows.tobytes())
+                    bar.update(len(rows))
             except BrokenProcessPool:
                 raise DatasetError(
-                    f"{folder}: one of {processes} rendering processes was killed; is there too little memory?"
+                    f"{file}: one of {processes} rendering processes was killed; is there too little memory?"
                 ) from None
             except BaseException:
-                for process in multiprocessing.active_children():
-                    if process not in before:
-                        process.kill()  # after Ctrl-C the pool would wait until they have rendered everything
+                pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, do not render everything
                 raise
-        for array in arrays.values():
-            array.flush()
 
-    def _chunk(self, chunk: range) -> dict[str, np.ndarray]:
-        rows = [fit(self.sample(index), self.framing) for index in chunk]
-        return {name: np.stack([row[name].numpy() for row in rows]) for name in rows[0]}
-
-
-def _allocated(path: Path, shape: tuple[int, ...], values: np.ndarray) -> np.memmap:
-    """A file of zeros, fully allocated, because writing to a mapped page without disk space kills the process."""
-    array: np.memmap = np.lib.format.open_memmap(path, "w+", values.dtype, shape)
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-    return array
+    def _chunk(self, chunk: range) -> np.ndarray:
+        rows = [{name: part.numpy() for name, part in fit(self.sample(k), self.framing).items()} for k in chunk]
+        kinds = np.dtype([(name, part.dtype, part.shape) for name, part in rows[0].items()])
+        stacked = np.empty(len(rows), kinds)
+        for number, row in enumerate(rows):
+            for name, part in row.items():
+                stacked[number][name] = part
+        return stacked
 
 
 def _begin_process() -> None:

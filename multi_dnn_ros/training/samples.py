@@ -45,12 +45,9 @@ class Sample:
 
 
 class Rows(ABC):
-    """One part of a data set. framing: how an image is fitted to a network's input, without mean and std. unusable:
-    items of the data that are not in the rows, each with the reason, such as an image without a mask.
-    """
+    """One part of a data set. framing: how an image is fitted to a network's input, without mean and std."""
 
     framing: Preprocess
-    unusable: Sequence[str] = ()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -63,6 +60,10 @@ class Rows(ABC):
     def sample(self, index: int) -> Sample:
         """Row `index` as it is stored. Raises DatasetError, which names the file, if it cannot be used."""
 
+    def recording(self, index: int) -> str:
+        """The recording of which row `index` is a frame; rows of one recording are nearly equal."""
+        return self.name(index)
+
     def read(self, index: int) -> Batch:
         """Row `index` fitted to the input: image (3, h, w) uint8; label () int64, or boxes (MAX_BOXES, 4) float32 in
         pixels of the input and classes (MAX_BOXES,) int64, or mask (1, h, w) uint8, 0..255 = share that is lane.
@@ -74,8 +75,8 @@ class Rows(ABC):
 class SomeRows(Rows):
     """A subset of other rows."""
 
-    def __init__(self, rows: Rows, indices: Sequence[int], unusable: Sequence[str] = ()) -> None:
-        self.rows, self.indices, self.unusable, self.framing = rows, indices, unusable, rows.framing
+    def __init__(self, rows: Rows, indices: Sequence[int]) -> None:
+        self.rows, self.indices, self.framing = rows, indices, rows.framing
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -92,9 +93,8 @@ class SomeRows(Rows):
 
 def fit(sample: Sample, framing: Preprocess) -> Batch:
     """A sample fitted to an input, see `Rows.read`."""
-    height, width = sample.image.shape[:2]
     row: Batch = {"image": framed(sample.image, framing)}
-    area = framing.geometry((height, width))
+    area = framing.geometry((sample.image.shape[0], sample.image.shape[1]))
     if sample.label is not None:
         row["label"] = torch.tensor(sample.label)
     if sample.boxes is not None and sample.classes is not None:
@@ -126,22 +126,14 @@ def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> 
     return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[ignored], CROWD - classes[ignored])
 
 
-def read_rgb(path: Path) -> npt.NDArray[np.uint8]:
-    """An image file, (H, W, 3) uint8 RGB. Raises DatasetError, which names the file, if it cannot be read."""
-    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1], dtype=np.uint8)
-
-
-def read_mask(path: Path) -> npt.NDArray[np.uint8]:
-    """A mask file of any depth, (H, W) uint8: 255 where it is not 0. Raises DatasetError if it cannot be read."""
-    # Without the second flag OpenCV keeps only the high byte of 16-bit values: small lane numbers would become 0.
-    return np.asarray((_read(path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH) > 0) * 255, dtype=np.uint8)
-
-
-def _read(path: Path, mode: int) -> npt.NDArray[Any]:
+def read_image(path: Path, mode: int = cv2.IMREAD_COLOR) -> npt.NDArray[Any]:
+    """An image file as OpenCV reads it in `mode`; colours are RGB. Raises DatasetError, which names the file, if it
+    cannot be read.
+    """
     try:
         image = cv2.imread(str(path), mode)
     except cv2.error as error:  # the header claims more pixels than OpenCV allows
         raise DatasetError(f"{path}: not a readable image ({error.err})") from None
     if image is None:
         raise DatasetError(f"{path}: not a readable image")
-    return image
+    return np.ascontiguousarray(image[..., ::-1]) if image.ndim == 3 else image

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.training.rendering import traffic
-from multi_dnn_ros.training.rendering.camera import Camera, RoadPath, in_vehicle_axes
+from multi_dnn_ros.training.rendering import traffic, weather
+from multi_dnn_ros.training.rendering.camera import Camera, Points, RoadPath
 from multi_dnn_ros.training.rendering.canvas import SCENERY, Canvas, Silhouette
 from multi_dnn_ros.training.rendering.light import VISIBLE_CONTRAST
-from multi_dnn_ros.training.rendering.road import Decal, draw_decals, draw_ground, draw_markings, lane_lines, lane_truth
+from multi_dnn_ros.training.rendering.road import Decal, draw_decals, draw_ground, draw_markings, lane_truth
 from multi_dnn_ros.training.rendering.sky import draw_backdrop
 from multi_dnn_ros.training.rendering.surroundings import Conditions, light_and_sky, road_section, sensor
 from multi_dnn_ros.training.rendering.vehicles import footprint
-from multi_dnn_ros.training.rendering.weather import expose, glow, rain, snow
 
 LABELS = ("car", "truck", "pedestrian")
 #: Smallest and largest width and height of scenes, in pixels.
@@ -31,12 +30,10 @@ MIN_SIDE, MAX_SIDE = 64, 4096
 #: An object counts if at least this share of it is not occluded ...
 MIN_VISIBLE = 0.5
 #: ... at least this share of its extent lies inside the image, or it covers this share of the image ...
-MIN_INSIDE = 0.3
-MIN_PIXELS = 0.015
+MIN_INSIDE, MIN_PIXELS = 0.3, 0.015
 #: ... and its box has at least this height, as a share of the image's height (vehicles, pedestrians).
 MIN_HEIGHT = (0.035, 0.035, 0.045)
 
-_SMALL = ("walker", "stander", "crosser", "thing", "sign", "lamp")
 _GRID = np.concatenate([np.arange(-16.0, 40.0, 1.5), np.geomspace(40.0, 232.0, 40)])
 
 
@@ -47,9 +44,7 @@ class Scene:
     image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8, lane line number from the left, 0 none. boxes: (N, 4) float32,
     x1, y1, x2, y2 in pixels, tight around each unoccluded object, clipped to the image. class_ids: (N,) int64, index
     into LABELS. ignored: (M, 4) float32, boxes of visible objects that do not count (too small, too occluded or too
-    dim). conditions: style, time and weather. identities: (N,) int64, number of each object of `boxes`, the same in all
-    scenes of one World (one stretch of a Drive). camera: the camera, with lengths in metres. lines: each marked line,
-    seen or not, from left to right, (K, 3) float64 metres: x forward, y left, z up, from the ground below the camera.
+    dim). conditions: style, time and weather.
     """
 
     image: npt.NDArray[np.uint8]
@@ -58,45 +53,24 @@ class Scene:
     class_ids: npt.NDArray[np.int64]
     ignored: npt.NDArray[np.float32]
     conditions: Conditions
-    identities: npt.NDArray[np.int64]
-    camera: Camera
-    lines: tuple[npt.NDArray[np.float64], ...]
 
 
-class _Drawn(NamedTuple):
-    """An object of the truth. number: value of its pixels in Canvas.owner. distance: metres."""
+class _Placed(NamedTuple):
+    """An actor and where it is: metres from the camera, and camera coordinates."""
 
-    number: int
-    class_id: int
     distance: float
-    silhouette: Silhouette
-    identity: int
-
-
-def _identity(stream: int, slot: int, lap: int) -> int:
-    """The number of the object that a slot of a traffic stream holds in one lap.
-
-    lap: may be negative.
-    """
-    return (((lap + 2**20) << 16) + slot << 8) + stream
+    position: Points
+    actor: traffic.Actor
 
 
 class World:
     """One stretch of road in one weather; `scene` renders it at any time."""
 
-    def __init__(
-        self,
-        width: int,
-        height: int,
-        key: tuple[int, ...],
-        conditions: Conditions | None = None,
-        *,
-        flat: bool = False,
-    ) -> None:
-        """key: nonnegative integers that determine everything. conditions: random if None. flat: without hills."""
+    def __init__(self, width: int, height: int, key: tuple[int, ...]) -> None:
+        """key: nonnegative integers that determine everything."""
         self._key = key
         rng = np.random.default_rng(key)
-        self.conditions = drawn = Conditions.random(rng) if conditions is None else conditions
+        self.conditions = drawn = Conditions.random(rng)
         self._section = road_section(rng, drawn)
         self._light, self._backdrop = light_and_sky(rng, drawn)
         self._sensor = sensor(rng, drawn, width)
@@ -108,8 +82,6 @@ class World:
         waves = rng.uniform((-1.0, 90.0, 0.0), (1.0, 320.0, 2 * np.pi), (3, 3))
         self._waves = waves * (bend * rng.uniform(0.0, 1.0) ** 0.7, 1.0, 1.0)
         self._hill = float(rng.uniform(-1 / 4200, 1 / 1900)) if drawn.style != "city" else 0.0
-        if flat:
-            self._hill = 0.0
         self._camera = Camera(
             width, height, focal=width * float(rng.uniform(0.68, 1.05)), mount_m=float(rng.uniform(1.15, 1.75)),
             pitch=0.0, yaw=float(rng.normal(0.0, 0.025)), roll=float(rng.normal(0.0, 0.009)),
@@ -117,18 +89,15 @@ class World:
         # The horizon is at 40 to 60 per cent of the image's height, as for cameras behind the windscreen.
         drop = (float(rng.uniform(0.4, 0.6)) - 0.5) * height
         self._pitch = float(np.arctan(-drop / self._camera.focal))
-        self._streams = traffic.plan(rng, drawn, self._section, self._speed, lane)
-        self._cast = traffic.ActorList(key, drawn)
-
-    @property
-    def camera(self) -> Camera:
-        """The camera without its pitching and swaying motion."""
-        return replace(self._camera, pitch=self._pitch)
+        self._traffic = traffic.Traffic(rng, drawn, self._section, self._speed, lane, key)
 
     def scene(self, seconds: float, frame: int = 0) -> Scene:
         """The scene at a time; `frame` seeds per-frame randomness (noise, rain drops)."""
         travelled = self._speed * seconds
-        camera = self._moved(seconds)
+        # The camera's pitching and swaying motion.
+        nod = 0.0022 * np.sin(7.1 * seconds) + 0.0016 * np.sin(11.7 * seconds + 1.0)
+        sway = 0.006 * np.sin(0.5 * seconds + 1.2)
+        camera = replace(self._camera, pitch=self._pitch + float(nod), yaw=self._camera.yaw + float(sway))
         path = RoadPath(
             _GRID, self._curvature(_GRID + travelled), self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds)
         )
@@ -141,32 +110,16 @@ class World:
         drawn = self._draw_actors(canvas, path, seconds)
         lane_mask = lane_truth(canvas, path, self._section)
         rng = np.random.default_rng((*self._key, 7, frame))
-        glow(canvas, {"day": 0.0, "dusk": 0.5, "night": 0.85}[self.conditions.time])
+        weather.glow(canvas, {"day": 0.0, "dusk": 0.5, "night": 0.85}[self.conditions.time])
         if self.conditions.weather == "rain":
-            rain(canvas.image, float(rng.uniform(0.6, 1.0)), rng)
+            weather.rain(canvas.image, float(rng.uniform(0.6, 1.0)), rng)
         elif self.conditions.weather == "snow":
-            snow(canvas.image, float(rng.uniform(0.5, 1.0)), rng)
-        boxes, class_ids, ignored, identities = self._truth(canvas, drawn)
-        image = expose(canvas.image, self._sensor, rng)
-        lines = tuple(in_vehicle_axes(line) for line in lane_lines(path, self._section))
-        return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions, identities, camera, lines)
+            weather.snow(canvas.image, float(rng.uniform(0.5, 1.0)), rng)
+        boxes, class_ids, ignored = self._truth(canvas, drawn)
+        image = weather.expose(canvas.image, self._sensor, rng)
+        return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions)
 
-    def _moved(self, seconds: float) -> Camera:
-        """The camera with its pitching and swaying motion."""
-        base = self._camera
-        nod = 0.0022 * np.sin(7.1 * seconds) + 0.0016 * np.sin(11.7 * seconds + 1.0)
-        sway = 0.006 * np.sin(0.5 * seconds + 1.2)
-        return Camera(
-            base.width,
-            base.height,
-            base.focal,
-            base.mount_m,
-            self._pitch + float(nod),
-            base.yaw + float(sway),
-            base.roll,
-        )
-
-    def _curvature(self, s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _curvature(self, s: Points) -> Points:
         total = np.zeros_like(s)
         for strength, length, phase in self._waves.tolist():
             total += strength * np.sin(2 * np.pi * s / length + phase)
@@ -182,39 +135,34 @@ class World:
             rng = np.random.default_rng((*self._key, 11, block & 0xFFFFFFFF))
             s = block * spacing - travelled
             kind = rng.random()
-            tone = tuple((asphalt * rng.uniform(0.62, 1.2)).tolist())
+            tone = asphalt * rng.uniform(0.62, 1.2)
             d = float(rng.uniform(section.left + 1, section.right - 1))
             if kind < 0.22:
                 decals.append(Decal(s, d, float(rng.uniform(1, 8)), float(rng.uniform(0.8, 2.6)), tone))
             elif kind < 0.4:
-                decals.append(Decal(s, d, 13.0, float(rng.uniform(0.05, 0.14)), tuple((asphalt * 0.62).tolist())))
+                decals.append(Decal(s, d, 13.0, float(rng.uniform(0.05, 0.14)), asphalt * 0.62))
             elif kind < 0.5:
                 decals.append(Decal(s, 0.5 * (section.left + section.right), 0.12, section.right - section.left, tone))
             elif kind < 0.58 and self.conditions.style in ("suburb", "city"):
-                white = tuple((asphalt * 0.15 + 0.85 * np.array([226.0, 226.0, 222.0])).tolist())
+                white = asphalt * 0.15 + 0.85 * np.array([226.0, 226.0, 222.0])
                 at = section.left + 0.8
                 while at < section.right - 0.3:
                     decals.append(Decal(s, at, 3.0, 0.5, white))
                     at += 1.05
         return decals
 
-    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[_Drawn]:
-        """Draw all actors from far to near; returns the objects of the truth."""
-        placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor, int]] = []
-        limit = 3.5 * self._light.visibility_m  # fog hides the rest
-        for index, stream in enumerate(self._streams):
-            for slot, lap, s in stream.positions(seconds):
-                if s > limit or (s < 0.0 and stream.kind in _SMALL):  # hidden by fog, or behind the camera
-                    continue
-                actor = self._cast.actor(stream, slot, lap, s, seconds)
-                position = path.at(actor.s, actor.d)[0]
-                distance = float(np.hypot(position[0], position[2]))
-                if position[2] > -12.0:
-                    placed.append((distance, position, actor, _identity(index, slot, lap)))
-        placed.sort(key=lambda item: -item[0])
-        self._shadows(canvas, path, placed)
-        drawn: list[_Drawn] = []
-        for distance, position, actor, identity in placed:
+    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, _Placed, Silhouette]]:
+        """Draw all actors from far to near; returns the objects of the truth, each with its number in `owner`."""
+        placed = []
+        for actor in self._traffic.actors(seconds, 3.5 * self._light.visibility_m):  # fog hides the rest
+            position = path.at(actor.s, actor.d)[0]
+            if position[2] > -12.0:
+                placed.append(_Placed(float(np.hypot(position[0], position[2])), position, actor))
+        placed.sort(key=lambda item: -item.distance)
+        self._draw_shadows(canvas, path, placed)
+        drawn: list[tuple[int, _Placed, Silhouette]] = []
+        for item in placed:
+            position, actor = item.position, item.actor
             if actor.heading is None:
                 heading = float(np.arctan2(position[0], max(position[2], 0.1)))
             else:
@@ -222,16 +170,14 @@ class World:
             number = len(drawn) + 1 if actor.class_id is not None and len(drawn) < SCENERY - 1 else SCENERY
             silhouette = canvas.draw(actor.mesh, position, heading, number)
             if silhouette is not None and actor.class_id is not None:
-                drawn.append(_Drawn(number, actor.class_id, distance, silhouette, identity))
+                drawn.append((number, item, silhouette))
         return drawn
 
-    def _shadows(
-        self, canvas: Canvas, path: RoadPath, placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor, int]]
-    ) -> None:
+    def _draw_shadows(self, canvas: Canvas, path: RoadPath, placed: list[_Placed]) -> None:
         polygons = []
         slant = self._light.sun[[0, 2]] * -0.35
-        for distance, position, actor, _ in placed:
-            if not actor.casts_shadow or distance > 70.0 or actor.class_id is None:
+        for distance, position, actor in placed:
+            if distance > 70.0 or actor.class_id is None:
                 continue
             if actor.class_id == traffic.PEDESTRIAN:
                 corners = np.array([[-0.3, 0, -0.22], [0.3, 0, -0.22], [0.3, 0, 0.22], [-0.3, 0, 0.22]]) + position
@@ -247,15 +193,15 @@ class World:
         canvas.darken(polygons, self._light.shadow)
 
     def _truth(
-        self, canvas: Canvas, drawn: list[_Drawn]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        self, canvas: Canvas, drawn: list[tuple[int, _Placed, Silhouette]]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         seen = np.bincount(canvas.owner.ravel(), minlength=256)
-        boxes, class_ids, ignored, identities = [], [], [], []
-        for number, class_id, distance, silhouette, identity in drawn:
-            visible = seen[number] / max(silhouette.pixels, 1)
+        boxes, class_ids, ignored = [], [], []
+        for number, (distance, _, actor), silhouette in drawn:
+            class_id = int(actor.class_id or 0)
             x1, y1, x2, y2 = silhouette.box
             counts = (
-                visible >= MIN_VISIBLE
+                seen[number] / max(silhouette.pixels, 1) >= MIN_VISIBLE
                 and (silhouette.inside >= MIN_INSIDE or silhouette.pixels >= MIN_PIXELS * canvas.owner.size)
                 and y2 - y1 >= MIN_HEIGHT[class_id] * canvas.camera.height
                 and x2 - x1 >= 0.3 * MIN_HEIGHT[class_id] * canvas.camera.height
@@ -264,25 +210,17 @@ class World:
             if counts:
                 boxes.append(silhouette.box)
                 class_ids.append(class_id)
-                identities.append(identity)
             elif seen[number] > 0:
                 ignored.append(silhouette.box)
-        return (
-            np.array(boxes, dtype=np.float32).reshape(-1, 4),
-            np.array(class_ids, dtype=np.int64),
-            np.array(ignored, dtype=np.float32).reshape(-1, 4),
-            np.array(identities, dtype=np.int64),
-        )
+        found, unclear = (np.array(each, dtype=np.float32).reshape(-1, 4) for each in (boxes, ignored))
+        return found, np.array(class_ids, dtype=np.int64), unclear
 
 
 class Drive:
     """A drive along generated road: frame after frame of moving traffic, or any frame by its index."""
 
     def __init__(self, width: int, height: int, seed: int, length: int, hz: float, stretch_s: float) -> None:
-        self._size = (width, height)
-        self._seed = seed
-        self._length = length
-        self._hz = hz
+        self._size, self._seed, self._length, self._hz = (width, height), seed, length, hz
         self._stretch = max(1, round(stretch_s * hz)) if stretch_s > 0 else length
         self._worlds: dict[int, World] = {}
 
@@ -307,9 +245,7 @@ class SceneGenerator:
             raise ValueError(f"scene size {width}x{height}: each side must be {MIN_SIDE} to {MAX_SIDE} pixels")
         if seed < 0:
             raise ValueError(f"scene seed {seed}: must not be negative")
-        self.width = width
-        self.height = height
-        self.seed = seed
+        self.width, self.height, self.seed = width, height, seed
 
     def scene(self, index: int) -> Scene:
         """Scene number `index` >= 0; each has its own road, light, weather and camera."""

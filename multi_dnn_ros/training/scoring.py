@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -12,18 +16,23 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.training.batches import Inputs
-from multi_dnn_ros.training.classification import Accuracy, logits_of
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.training.data import Task
-from multi_dnn_ros.training.kind_scores import scores_of
+from multi_dnn_ros.training.losses import logits_of
+from multi_dnn_ros.training.metrics import LaneScore, NoTruth, Truth, box_points
 from multi_dnn_ros.training.samples import Batch, Rows, truth_of
-from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
+from multi_dnn_ros.training.trainable import Trainable
+from multi_dnn_ros.vision.result_kind import ResultKind
 
 #: The deciding score by task; larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
 #: Minimum value of a lane pixel in a true mask (0..255): two fifths.
 LANE_SHARE = 102
+#: Score thresholds at which precision and recall are listed.
+THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
+#: The node's default NMS threshold.
+_NODE_IOU = 0.5
 
 
 class _Read(Dataset[Batch]):
@@ -43,71 +52,120 @@ def device_of(network: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def run_on_rows(
-    network: nn.Module, rows: Rows, inputs: Inputs, batch_size: int = 64, progress: str = ""
-) -> Iterator[tuple[object, Batch]]:
+def _run(
+    trained: Trainable, network: nn.Module, rows: Rows, batch_size: int, progress: str
+) -> Iterator[tuple[Any, Batch]]:
     """Yield (raw outputs, batch), in the order of the rows, on the network's device. progress: title of the bar."""
     device = device_of(network)
     with tqdm(total=len(rows), desc=progress, unit="image", disable=None if progress else True) as bar:
         for batch in DataLoader(_Read(rows), batch_size):
             image = batch["image"].to(device)
-            yield network(inputs(image.float() / 255.0)), batch
+            yield network(trained.inputs(image.float() / 255.0)), batch
             bar.update(len(image))
 
 
 def score_rows(
-    network: nn.Module,
-    task: Task,
-    rows: Rows,
-    inputs: Inputs,
-    decoder: Decoder | None,
-    labels: Sequence[str],
-    batch_size: int = 64,
-    progress: str = "",
-    kind: ResultKind | None = None,
+    trained: Trainable, rows: Rows, network: nn.Module | None = None, batch_size: int = 64, progress: str = ""
 ) -> dict[str, float]:
-    """Scores by name: top1 and top5; or map50, map50 of each class, and map; or f1, precision and recall.
+    """Scores by name: top1 and top5; or map50, map50 of each class, and map; or f1, precision and recall; or what the
+    result kind of another package returns.
 
-    network: in eval mode. kind: kind of the decoder's results; None: that of this package's decoder for the task.
-
-    Boxes and lanes are compared in pixels of the network's input, which preserves overlaps.
+    network: in eval mode, run instead of the network of `trained`. Boxes and lanes are compared in pixels of its input,
+    which preserves overlaps.
     """
-    found = run_on_rows(network, rows, inputs, batch_size, progress)
-    if task == "classes":
-        accuracy = Accuracy()
-        for outputs, batch in found:
-            accuracy.add(logits_of(outputs).cpu(), batch["label"])
-        return accuracy.scores()
-    assert decoder is not None
-    kind = _kind_of(task) if kind is None else kind
+    found = _run(trained, trained.network if network is None else network, rows, batch_size, progress)
+    if trained.kind is None or trained.decoder is None:
+        ranked = [
+            logits_of(outputs).float().cpu().topk(min(5, outputs.shape[1]), dim=1).indices == batch["label"][:, None]
+            for outputs, batch in found
+        ]
+        correct = torch.cat([each.any(dim=1) for each in ranked]), torch.cat([each[:, 0] for each in ranked])
+        return {"top1": float(correct[1].double().mean()), "top5": float(correct[0].double().mean())}
+    kind, decoder = trained.kind, trained.decoder
 
-    def pairs() -> Iterator[tuple[object, object]]:
-        for leaves, truth, size in by_image(found):
+    def pairs() -> Iterator[tuple[Any, Any]]:
+        for leaves, truth, size in _by_image(found):
             result = decoder(leaves, size)
             kind.check("that is scored", result)
             yield result, truth
 
-    return scores_of(kind, pairs(), labels)
+    return scores_of(kind, pairs(), trained.labels)
 
 
-def by_image(
-    found: Iterator[tuple[object, Batch]],
-) -> Iterator[tuple[tuple[Tensor, ...], object, tuple[int, int]]]:
-    """For each image of `run_on_rows`: raw outputs on the CPU, each with a batch axis of 1; its truth, boxes or a mask
-    (H, W) bool; and the size (height, width) that the truth refers to.
+def scores_of(kind: ResultKind, pairs: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:
+    """The scores of pairs of result and ground truth, by name, from the `score` of a result kind.
+
+    Raises ExtensionError, which names the kind, for a kind without a score, for whatever its `score` raises, and for a
+    score that is not a finite number; NoTruth, and what iterating over `pairs` raises, unchanged.
+    """
+    if kind.score is None:
+        raise ExtensionError(f"results of kind '{kind.name}' cannot be scored")
+    failures: list[Exception] = []
+
+    def watched() -> Iterator[tuple[Any, Any]]:
+        try:
+            yield from pairs
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    named = f"`score` of result kind '{kind.name}'"
+    try:
+        scores: Any = extensions.loaded(kind.score)(watched(), labels)
+    except Exception as error:  # whatever a module of another package raises
+        if isinstance(error, NoTruth) or error in failures:  # of the network or the decoder
+            raise
+        raise ExtensionError(f"{named} raised {type(error).__name__}: {summarize_error(error)}") from error
+    if not isinstance(scores, Mapping):
+        raise ExtensionError(f"{named} returned {type(scores).__name__}; expected scores by name")
+    for name, value in scores.items():
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise ExtensionError(f"{named} returned {value!r} as '{name}'; allowed: finite numbers")
+    return {str(name): float(value) for name, value in scores.items()}
+
+
+def operating_points(
+    trained: Trainable, rows: Rows, network: nn.Module, batch_size: int = 64, progress: str = ""
+) -> list[dict[str, float | None]]:
+    """Precision and recall (of lanes: of pixels) at each of THRESHOLDS, and false detections per image; NMS is applied
+    as in the node. For choosing parameter score_threshold. The decoder's thresholds are restored afterwards.
+    """
+    decoder: Any = trained.decoder
+    before = decoder.score_threshold, decoder.iou_threshold
+    decoder.iou_threshold = _NODE_IOU
+    detections, truths = [], []
+    lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
+    try:
+        for leaves, truth, size in _by_image(_run(trained, network, rows, batch_size, progress)):
+            if isinstance(truth, Truth):
+                decoder.score_threshold = THRESHOLDS[0]
+                detections.append(decoder(leaves, size))
+                truths.append(truth)
+                continue
+            for threshold, score in lanes.items():
+                decoder.score_threshold = threshold
+                score.add(decoder(leaves, size).mask, np.asarray(truth))
+    finally:
+        decoder.score_threshold, decoder.iou_threshold = before
+    if truths:
+        return box_points(detections, truths, len(trained.labels), THRESHOLDS)
+    return [
+        {"threshold": threshold, "precision": score.precision if score.predicted else None,
+         "recall": score.recall if score.true else None, "false_per_image": None}
+        for threshold, score in lanes.items()
+    ]  # fmt: skip
+
+
+def _by_image(found: Iterator[tuple[Any, Batch]]) -> Iterator[tuple[tuple[Tensor, ...], Any, tuple[int, int]]]:
+    """For each image of `_run`: raw outputs on the CPU, each with a batch axis of 1; its truth, boxes or a mask (H, W)
+    bool; and the size (height, width) that the truth refers to.
     """
     for outputs, batch in found:
         leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
         for k, image in enumerate(batch["image"]):
-            truth: object
+            truth: Any
             if "mask" in batch:
                 truth = batch["mask"][k, 0].numpy() >= LANE_SHARE
             else:
                 truth = truth_of(batch["boxes"][k].numpy(), batch["classes"][k].numpy())
             yield tuple(leaf[k : k + 1] for leaf in leaves), truth, (image.shape[1], image.shape[2])
-
-
-def _kind_of(task: Task) -> ResultKind:
-    """This package's result kind for the truth of the task."""
-    kinds = [RESULT_KINDS.get(name) for name in extensions.OWN[extensions.RESULT_KINDS]]
-    return next(kind for kind in kinds if kind.truth == task)

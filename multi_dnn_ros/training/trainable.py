@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,17 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.decoder_choice import recognize_outputs
-from multi_dnn_ros.models.dnn import Dnn, Source
+from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import Inputs
-from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.loop import Loss
-from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
+from multi_dnn_ros.training.losses import ClassificationLoss
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 #: Name of the decoder of classifiers, which the node does not serve.
 CLASSIFICATION = "classification"
-#: A role without defaults.
-_NO_ROLE = "network"
 
 
 @dataclass(frozen=True)
@@ -95,20 +93,25 @@ def make_trainable(
             raise ModelError(f"{model}: {error}") from None
         return Trainable(
             model, written, _in_batches(module, size), "classes", size, labels,
-            _framing(preprocess), _inputs(preprocess), None, ClassificationLoss(smoothing),
+            _framing(preprocess), Inputs(preprocess.mean, preprocess.std, preprocess.bgr), None,
+            ClassificationLoss(smoothing),
         )  # fmt: skip
     try:
         spec = DECODERS.get(chosen)
         kind = RESULT_KINDS.get(spec.result_kind)
-        task = _task(kind)
     except ExtensionError as error:
         raise ModelError(f"{model}: {error}") from None
+    task: Task | None = next((task for task in get_args(Task) if task == kind.truth), None)
+    if task is None:
+        raise ModelError(
+            f"{model}: results of kind '{kind.name}' cannot be trained or scored: there is data for "
+            f"{', '.join(get_args(Task))}"
+        )
+    taken = source
     if source.detector is not None:
         # A copy, because the decoder takes its detector apart, and the original is written to a file later.
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
-    else:
-        taken = source
-    config = DnnConfig(role=_NO_ROLE, model=model, decoder=chosen, labels=labels, keep=tuple(keep))
+    config = DnnConfig(role="network", model=model, decoder=chosen, labels=labels, keep=tuple(keep))
     dnn = dnn_of(taken, config.role, config)
     # Average precision needs the whole curve, not only what the node would publish.
     if task == "boxes":
@@ -117,8 +120,8 @@ def make_trainable(
         dnn.decoder.score_threshold = 0.5
     return Trainable(
         model, written, _in_batches(source.network, size), task, size, dnn.labels,
-        _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(spec, dnn, source),
-        kind,
+        _framing(dnn.preprocess), Inputs(dnn.preprocess.mean, dnn.preprocess.std, dnn.preprocess.bgr), dnn.decoder,
+        extensions.loaded(spec.loss)(dnn, source) if spec.loss is not None else None, kind,
     )  # fmt: skip
 
 
@@ -145,39 +148,13 @@ def _with_recognized_decoder(
     )
 
 
-def _task(kind: ResultKind) -> Task:
-    """The task of networks with results of this kind. Raises ExtensionError if there are no data for it."""
-    for task in get_args(Task):
-        if task == kind.truth:
-            return cast(Task, task)
-    raise ExtensionError(
-        f"results of kind '{kind.name}' cannot be trained or scored: there is data for {', '.join(get_args(Task))}"
-    )
-
-
 def _framing(preprocess: Preprocess) -> Preprocess:
     # A pad of None is the mean, 0 after normalization; grey of the same brightness is the nearest value.
     pad = sum(preprocess.mean) / 3 if preprocess.pad is None else preprocess.pad
     return Preprocess(
-        preprocess.width,
-        preprocess.height,
-        fit=preprocess.fit,
-        antialias=preprocess.antialias,
-        centered=preprocess.centered,
-        pad=pad,
-    )
-
-
-def _inputs(preprocess: Preprocess) -> Inputs:
-    return Inputs(preprocess.mean, preprocess.std, preprocess.bgr)
-
-
-def _loss(spec: DecoderSpec, dnn: Dnn, source: Source) -> Loss | None:
-    if spec.loss is None:
-        return None
-    make = extensions.loaded(spec.loss)
-    loss: Loss | None = make(dnn, source)
-    return loss
+        preprocess.width, preprocess.height, fit=preprocess.fit, antialias=preprocess.antialias,
+        centered=preprocess.centered, pad=pad,
+    )  # fmt: skip
 
 
 class SingleImages(nn.Module):

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import raised_text
 from multi_dnn_ros.vision.result_kind import Layer
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,8 @@ class DrawFailure:
     def __str__(self) -> str:
         return (
             f"results of {', '.join(self.dnns)} were not drawn: "
-            f"{raised_text(extensions.RESULT_KINDS, self.kind, 'draw', self.error)}"
+            f"{extensions.display_name(extensions.RESULT_KINDS, self.kind)}: draw raised "
+            f"{type(self.error).__name__}: {self.error}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Projects pixels onto the ground plane; docs/lanes_in_metres.md has the formula. Independent of ROS and of lanes.
+"""Projects pixels onto the ground plane; docs/results.md has the formula. Independent of ROS and of lanes.
 
 Vehicle frame (REP 103, REP 105): x forward, y left, z up, metres. Rotations are right-handed about these axes.
 """

@@ -26,26 +26,18 @@ class Topic:
     "module:function" is imported when a node first publishes on the topic, so that the result kind can be used without
     the message package. header: std_msgs/Header of the image, to be used for the message. picture: messages are as
     large as the image; they are published last, with a queue depth of 1. Messages are created only for topics with
-    subscribers. to_published: as to_message, but may return the bytes of the serialized message, for messages whose
-    objects take long to create; None: to_message.
+    subscribers.
     """
 
     name: str
     msgtype: str
     to_message: Callable[[Any, Any], Any] | str
     picture: bool = False
-    to_published: Callable[[Any, Any], Any] | str | None = None
 
     @cached_property
     def message(self) -> Callable[[Any, Any], Any]:
         """`to_message`, imported if it is "module:function". Raises what the import raises."""
         function: Callable[[Any, Any], Any] = extensions.loaded(self.to_message)
-        return function
-
-    @cached_property
-    def published(self) -> Callable[[Any, Any], Any]:
-        """Makes what a publisher sends: a message, or its bytes. Imported as :attr:`message`."""
-        function: Callable[[Any, Any], Any] = extensions.loaded(self.to_published or self.to_message)
         return function
 
 

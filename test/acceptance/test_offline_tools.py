@@ -79,11 +79,10 @@ def test_decompose_and_evaluate(folder: Path, tmp_path: Path) -> None:
     cut = re.search(r"MACs.*-(\d+(\.\d+)?) ?%", done.stdout)
     assert cut is not None
     assert float(cut[1]) == pytest.approx(40, abs=2)
-    assert {file.suffix for file in (tmp_path / "decomposed").iterdir()} == {".json", ".md", ".png"}
+    assert report_of(tmp_path / "decomposed")["macs"]["cut"] == pytest.approx(0.4, abs=0.02)
     options = ["--data", f"road:{tmp_path / 'road'}", "--scenes", "12", "--limit", "6"]
     done = multi_dnn("evaluate", "builtin:object", small, *options, "--report", tmp_path / "scores")
     assert done.returncode == 0, done.stderr
-    assert {file.suffix for file in (tmp_path / "scores").iterdir()} == {".json", ".md", ".png"}
     original, decomposed = values_of(report_of(tmp_path / "scores"), "map50")
     assert original > 0.7
     assert decomposed == pytest.approx(original, abs=0.2)
@@ -113,7 +112,7 @@ def test_retrain_learns(folder: Path, tmp_path: Path) -> None:
         "--checkpoint", tmp_path / "run.ckpt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert {file.suffix for file in (tmp_path / "report").iterdir()} == {".json", ".png"}
+    assert report_of(tmp_path / "report")["training"]["test_scores"]["after"]["top1"] == pytest.approx(1)
     done = multi_dnn("evaluate", output, "--data", data, "--report", tmp_path / "scores")
     assert done.returncode == 0, done.stderr
     assert values_of(report_of(tmp_path / "scores"), "top1") == [pytest.approx(1)]
@@ -163,11 +162,11 @@ def test_camera_publishes_images_and_videos(client: Client, tmp_path: Path) -> N
     pictures = write_pictures(tmp_path / "pictures", PICTURES)
     video = write_video(tmp_path / "drive.mp4")
     cameras: dict[str, list[str | Path]] = {
-        "/images/image_raw": [pictures, "--encoding", "bgr8", "--rate", "20", "--frame-id", "eye"],
+        "/images/image_raw": [pictures, "--encoding", "bgr8", "--rate", "20"],
         "/looped/image_raw/compressed": [
-            pictures, "--transport", "compressed", "--format", "png", "--count", "9", "--loop", "--rate", "20",
+            pictures, "--encoding", "png", "--count", "9", "--loop", "--rate", "20",
         ],
-        "/video/small": [video, "--stamps", "source", "--size", "32x48", "--topic", "/video/small"],
+        "/video/small": [video, "--size", "32x48", "--topic", "/video/small"],
     }  # fmt: skip
     command = [*installed("multi-dnn"), "camera", "--wait-for-subscribers", "1", "--camera"]
     processes = [
@@ -188,7 +187,7 @@ def test_camera_publishes_images_and_videos(client: Client, tmp_path: Path) -> N
     client.spin(0.1)  # none follows
 
     for message, picture in zip(images.messages, PICTURES, strict=True):
-        assert (message.encoding, message.header.frame_id) == ("bgr8", "eye")
+        assert (message.encoding, message.header.frame_id) == ("bgr8", "images")
         np.testing.assert_array_equal(pixels_of(message), picture)
     assert images.stamps == sorted(set(images.stamps))
     for message, picture in zip(looped.messages, [*PICTURES, *PICTURES[:3]], strict=True):
@@ -196,4 +195,4 @@ def test_camera_publishes_images_and_videos(client: Client, tmp_path: Path) -> N
         decoded = cv2.imdecode(np.frombuffer(message.data, np.uint8), cv2.IMREAD_COLOR)
         np.testing.assert_array_equal(decoded[..., ::-1], picture)
     assert {(message.width, message.height) for message in small.messages} == {(32, 48)}
-    assert small.stamps == [pytest.approx(number * 100_000_000, abs=1_000_000) for number in range(len(PICTURES))]
+    assert small.stamps == sorted(set(small.stamps))

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batch = torch.export.Dim("batch", min=1, max=64)
     exported = torch.export.export(Means(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
     torch.export.save(exported, folder / "net.pt2")
-    options = ("--units", UNITS, "--tables", folder / "tables", "--samples", 2)
+    options = ("--units", UNITS, "--tables", folder / "tables", "--repeats", 2)
     multi_dnn("partition", "profile", folder / "net.pt2", *options, "--max-batch", 6)
     for path in tables_of(folder):
         content = json.loads(path.read_text())
@@ -75,7 +75,7 @@ def test_a_run_writes_all_outputs_in_order_and_times_of_every_subset(folder: Pat
     images = np.random.default_rng(0).random((6, 3, 8, 8), np.float32)
     np.save(tmp_path / "in.npy", images)
     files = ("--input", tmp_path / "in.npy", "--output", tmp_path / "out.npz", "--report", tmp_path / "run.json")
-    options = ("--tables", folder / "tables", "--samples", 2, "--compare")
+    options = ("--tables", folder / "tables", "--repeats", 2, "--compare")
     multi_dnn("partition", "run", folder / "net.pt2", *options, *files)
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["output_0"], images.mean((2, 3)), rtol=1e-4)
     report = json.loads((tmp_path / "run.json").read_text())
@@ -85,7 +85,7 @@ def test_a_run_writes_all_outputs_in_order_and_times_of_every_subset(folder: Pat
 
 
 def test_a_killed_unit_ends_the_run_with_one_line_and_no_files(folder: Path, tmp_path: Path) -> None:
-    options = ("--tables", folder / "tables", "--samples", 10**9, "--batch", 6, "--output", tmp_path / "out.npz")
+    options = ("--tables", folder / "tables", "--repeats", 10**9, "--batch", 6, "--output", tmp_path / "out.npz")
     run = subprocess.Popen(command("partition", "run", folder / "net.pt2", *options), stderr=subprocess.PIPE, text=True)
     units: list[int] = []
     while len(units) < 2 and run.poll() is None:

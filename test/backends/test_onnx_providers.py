@@ -158,7 +158,7 @@ def test_a_provider_that_was_not_built_in_is_one_line(caplog: pytest.LogCaptureF
         ready = prepare("openvino", "cpu")
     assert [record.message for record in caplog.records] == [
         "lane: execution provider openvino is not used: the installed ONNX Runtime was built without it; it has cpu "
-        "(docs/providers.md)"
+        "(docs/devices.md)"
     ]
     assert ready[0].choice.text == "cpu"
     assert agrees(ready)

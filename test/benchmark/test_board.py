@@ -1,28 +1,24 @@
-"""`multi-dnn benchmark board`: trials, mixes, the report, and the sensors."""
+"""`multi-dnn benchmark board`: trials, mixes, the search, the report, and the computer."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.board.machine import (
-    SensorSummary,
-    TimedReading,
-    describe_board,
-    jetson_gpu_load,
-    power_mode,
-    summarize,
-)
-from multi_dnn_ros.benchmark.board.report import board_table
-from multi_dnn_ros.benchmark.board.trial import Trial, ros2_benchmark_metrics, run_trial
+from multi_dnn_ros.benchmark.board.measure import Trial, run_trial
+from multi_dnn_ros.benchmark.board.report import board_table, describe_board, ros2_benchmark_metrics
+from multi_dnn_ros.benchmark.board.search import PRECISION, RateSearch
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.ros.board.sensors import Reading, Value
 
 
 def run(*arguments: object) -> int:
@@ -30,13 +26,6 @@ def run(*arguments: object) -> int:
         return main(["benchmark", "board", *map(str, arguments)])
     except SystemExit as ended:
         return int(ended.code or 0)
-
-
-def put(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 class _TwoCameras:
@@ -63,15 +52,14 @@ class _TwoCameras:
     def now(self) -> float:
         return self.reported_s
 
-    def spin(self, seconds: float, progress: Any) -> None:
+    def spin(self, seconds: float) -> None:
         self.reported_s += seconds
         self.reports += 1
-        progress(seconds)
 
     def until(self, condition: Any, limit_s: float) -> bool:
         end_s = self.reported_s + limit_s
         while not condition() and self.reported_s < end_s:
-            self.spin(0.25, lambda seconds: None)
+            self.spin(0.25)
         return bool(condition())
 
     def value(self, status: str, key: str) -> str | None:
@@ -88,8 +76,7 @@ class _TwoCameras:
 
 def test_a_trial_begins_when_all_cameras_send() -> None:
     rig: Any = _TwoCameras()
-    sensors: Any = SimpleNamespace(poll=lambda: None, between=lambda begin_s, end_s: [])
-    found = run_trial(rig, 30.0, 3.0, 20.0, sensors, lambda: None)
+    found = run_trial(rig, 30.0, 10.0)
     assert found.dropped == {}
     assert found.passed
     assert found.results == pytest.approx(2 * found.frames, abs=2)
@@ -122,8 +109,7 @@ class _LimitedRig(_TwoCameras):
 @pytest.mark.parametrize("loses", [0.0, 0.2])
 def test_images_that_parameters_refuse_are_not_missing(loses: float) -> None:
     rig: Any = _LimitedRig(loses)
-    sensors: Any = SimpleNamespace(poll=lambda: None, between=lambda begin_s, end_s: [])
-    found = run_trial(rig, 30.0, 3.0, 20.0, sensors, lambda: None)
+    found = run_trial(rig, 30.0, 10.0)
     assert set(found.dropped) == ({"not_received"} if loses else set())
     assert found.drop_share == pytest.approx(loses, abs=0.03)
     assert found.passed is not bool(loses)
@@ -139,6 +125,7 @@ class _FakeRig:
 
     def __init__(self, folder: Path, config: Any, cameras: Any, seed: int) -> None:
         self.streams = [(name, "camera0") for name in config.dnns]
+        self.problems: list[str] = []
 
     def __enter__(self) -> _FakeRig:
         return self
@@ -150,13 +137,13 @@ class _FakeRig:
         return "cpu"
 
 
-def fake_trial(rig: _FakeRig, rate_hz: float, min_s: float, max_s: float, *rest: object) -> Trial:
+def fake_trial(rig: _FakeRig, rate_hz: float, seconds: float) -> Trial:
     passed = rate_hz <= rig.edge
     served_hz = min(rate_hz, rig.edge)
     return Trial(
-        rate_hz=rate_hz, seconds=min_s, frames=rate_hz * min_s, results=round(served_hz * min_s),
+        rate_hz=rate_hz, seconds=seconds, frames=rate_hz * seconds, results=round(served_hz * seconds),
         results_hz=served_hz * len(rig.streams), dropped={} if passed else {"overwritten": 9},
-        drop_share=0.0 if passed else 0.5, passed=passed, decided=True,
+        drop_share=0.0 if passed else 0.5, passed=passed,
         latency_ms={"samples": 9, "min": 1.0, "p50": 2.0, "p95": 3.0, "p99": 4.0, "max": 5.0}, cpu_cores=0.5,
         cpu_ms_per_result=10.0, memory_bytes=1 << 28,
         ros2_benchmark=ros2_benchmark_metrics([0.0, 0.1, 0.2], [5.0, 6.0, 7.0], rate_hz, 3.0),
@@ -253,10 +240,9 @@ def test_wrong_arguments_are_reported_before_the_run(
 
 def test_what_limits_the_figures_is_said() -> None:
     rig: Any = SimpleNamespace(edge=500.0, streams=[("lane", "front")])
-    trial = {**asdict(fake_trial(rig, 200.0, 3.0, 9.0)), "decided": False, "throttled": {"CPU": "too hot"}}
+    trial = {**asdict(fake_trial(rig, 200.0, 3.0)), "throttled": {"CPU": "too hot"}}
     text = board_table({"builtin": {"at_highest": trial, "trials": [trial], "error": ""}}, 200.0)
     assert "200 Hz is the highest rate that was tried; --max-rate raises it" in text
-    assert "do not decide at 95 % confidence" in text
     assert "CPU was throttled: too hot" in text
 
 
@@ -275,50 +261,73 @@ def test_a_short_run_with_a_real_node(tmp_path: Path) -> None:
         assert each["cpu_cores"] > 0
 
 
+# -- the search
+
+
+def search(passes: Callable[[float], bool], lowest_hz: float = 0.5, highest_hz: float = 200.0) -> RateSearch:
+    found, tried = RateSearch(lowest_hz, highest_hz), set[float]()
+    while (rate := found.next_hz()) is not None:
+        assert lowest_hz <= rate <= highest_hz
+        assert rate not in tried
+        tried.add(rate)
+        found.add(rate, passes(rate))
+    assert len(tried) <= 16
+    return found
+
+
+@given(st.floats(0.6, 190.0))
+def test_the_highest_rate_is_found(edge: float) -> None:
+    found = search(lambda rate: rate <= edge)
+    assert found.best_hz is not None
+    assert found.failing_hz is not None
+    assert found.best_hz <= edge < found.failing_hz <= found.best_hz * (1.0 + PRECISION) * 1.001  # rates are rounded
+
+
+@given(st.floats(0.6, 190.0), st.randoms(use_true_random=False))
+def test_noise_near_the_edge_moves_the_result_no_further_than_the_noise(edge: float, chance: random.Random) -> None:
+    """Within 20 % of the edge a trial passes or fails by chance."""
+    found = search(lambda rate: chance.random() < 0.5 if 0.8 * edge < rate < 1.25 * edge else rate <= edge)
+    assert found.best_hz is not None or edge * 0.8 < 0.6
+    assert found.best_hz is None or 0.75 * edge <= found.best_hz <= 1.25 * edge
+
+
+def test_the_limits_of_the_rates_end_the_search() -> None:
+    assert search(lambda rate: True).best_hz == 200.0
+    nothing = search(lambda rate: False)
+    assert (nothing.best_hz, nothing.failing_hz) == (None, 0.5)
+    assert search(lambda rate: True, 5.0, 5.0).best_hz == 5.0
+
+
+def test_a_rate_that_fails_later_lowers_the_result() -> None:
+    found = search(lambda rate: rate <= 20.0)
+    best = found.best_hz
+    assert best is not None
+    found.add(best, False)
+    assert found.failing_hz == best
+    assert found.best_hz is None or found.best_hz < best
+
+
 # -- the computer
 
 
 def test_a_jetson_is_described_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = put(
-        tmp_path,
-        {
-            "proc/device-tree/model": "NVIDIA Jetson Orin Nano Developer Kit\0",
-            "var/lib/nvpmodel/status": "pmode:0002",
-            "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil\n",
-            "sys/class/devfreq/17000000.gpu/device/load": "437\n",
-        },
-    )
+    files = {
+        "proc/device-tree/model": "NVIDIA Jetson Orin Nano Developer Kit\0",
+        "var/lib/nvpmodel/status": "pmode:0002",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil\n",
+    }
     monkeypatch.setenv("PATH", str(tmp_path))
-    board = describe_board("cpu", root)
+    assert describe_board("cpu", tmp_path)["power_mode"] == ""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    board = describe_board("cpu", tmp_path)
     assert board["hardware"] == "NVIDIA Jetson Orin Nano Developer Kit"
     assert board["power_mode"] == "number 2"
     assert board["governor"] == "schedutil"
-    assert jetson_gpu_load(root / "sys") == pytest.approx(0.437)
     tool = tmp_path / "nvpmodel"
     tool.write_text("#!/bin/sh\nprintf '\\377\\n'\necho 'NV Power Mode: MAXN'\necho 0\n")  # the first line is not UTF-8
     tool.chmod(0o755)
-    assert power_mode(root) == "MAXN"
+    assert describe_board("cpu", tmp_path)["power_mode"] == "MAXN"
     tool.write_text("#!/bin/sh\nexit 1\n")  # older versions need root
-    assert power_mode(root) == "number 2"
-
-
-def test_other_computers_have_no_power_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert power_mode(tmp_path) == ""
-    assert jetson_gpu_load(tmp_path) is None
-    put(tmp_path, {"class/devfreq/17000000.gpu/device/load": "-7"})
-    assert jetson_gpu_load(tmp_path) is None
-
-
-def test_readings_are_summarized() -> None:
-    readings = [
-        TimedReading(0.0, Reading(power_w={"GPU_0": Value(10.0)}, temperatures_c={"a": Value(50.0), "b": Value(70.0)})),
-        TimedReading(1.0, Reading(power_w={"GPU_0": Value(20.0)}, temperatures_c={"a": Value(60.0)},
-                                  throttled={"GPU_0": "too hot"}), 0.5),
-        TimedReading(2.0, Reading(clocks_mhz={"CPU": Value(500.0, 1000.0)})),
-    ]  # fmt: skip
-    found = summarize(readings)
-    assert (found.power_w, found.temperature_c) == (15.0, 70.0)
-    assert found.throttled == {"GPU_0": "too hot"}
-    assert found.gpu_share == 0.5
-    assert summarize([]) == SensorSummary(None, None, {}, None)
+    assert describe_board("cpu", tmp_path)["power_mode"] == "number 2"

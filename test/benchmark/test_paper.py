@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
-from multi_dnn_ros.benchmark.paper.loops import (
-    EngineLoop,
-    SharedQueueLoop,
-    Tally,
-    Window,
-    make_batched_task,
-    make_task,
-)
+from multi_dnn_ros.backends import Stage
+from multi_dnn_ros.benchmark.paper.engine_loop import engine_loop, make_task
+from multi_dnn_ros.benchmark.paper.loops import Loop, Tally, Window, shared_queue_loop
 from multi_dnn_ros.benchmark.paper.measure import summarize
-from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
-from multi_dnn_ros.benchmark.paper.partition import Partition, check_partition
-from multi_dnn_ros.benchmark.paper.prepare import Work, build, make_loop
+from multi_dnn_ros.benchmark.paper.prepare import Work, check_partition, make_loop, make_network
 from multi_dnn_ros.benchmark.paper.process_group import ProcessGroup, ProcessGroupError
-from multi_dnn_ros.benchmark.paper.sets import FIGURES, SETS, DnnSet, Network, choose_sets
+from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, FIGURES, SETS, Network, choose_conditions, choose_sets
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.models.artifact import Description, save_artifact
 
 CPU = torch.device("cpu")
-TINY = Network("squeezenet1_1", "Squeeze", side=64)
+TINY = Network("squeezenet1_1", side=64)
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +48,8 @@ def test_table_1_at_a_small_size_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(TINY, builder="squeezenet1_0")
-    monkeypatch.setitem(SETS, "tiny_x1", DnnSet("tiny_x1", (TINY,)))
-    monkeypatch.setitem(SETS, "tiny_x6", DnnSet("tiny_x6", (TINY, other)))
+    monkeypatch.setitem(SETS, "tiny_x1", (TINY,))
+    monkeypatch.setitem(SETS, "tiny_x6", (TINY, other))
     monkeypatch.setitem(FIGURES, "table1", ("tiny_x1", "tiny_x6"))
     output = tmp_path / "paper.json"
     assert main(["benchmark", "paper", "--set", "table1", "--conditions", "ori_mp", "ours", "--repeats", "2",
@@ -72,7 +63,6 @@ def test_table_1_at_a_small_size_through_the_command(
         for run in results["conditions"][name]["runs"]:
             assert set(run["ms"]) == set(results["dnns"])
             assert all(times["samples"] >= 1 for times in run["ms"].values())
-        assert results["conditions"][name]["memory_bytes"] > 0
     assert results["summary"]["ori_mp"]["of_baseline"] == 1.0
     assert results["summary"]["ours"]["of_baseline"] > 0.0
     assert {"command", "versions", "machine", "settings"} <= found.keys()
@@ -98,13 +88,14 @@ def test_wrong_usage_is_explained(arguments: list[str], words: str, capsys: pyte
 
 
 def test_sets_are_those_of_the_paper() -> None:
-    counts = {name: {n.label: c for n, c in SETS[name].kinds.items()} for name in (*FIGURES["fig5"], *FIGURES["fig6"])}
+    counts = {name: Counter(each.builder for each in SETS[name]) for name in (*FIGURES["fig5"], *FIGURES["fig6"])}
     assert counts == {
-        "vgg16_x8": {"VGG": 8}, "resnet152_x8": {"Res": 8}, "inception_v3_x8": {"Inception": 8},
-        "regnet_y_32gf_x7": {"RegY": 7}, "mixed": {"VGG": 3, "Res": 1, "Inception": 2, "RegY": 2},
+        "vgg16_x8": {"vgg16": 8}, "resnet152_x8": {"resnet152": 8}, "inception_v3_x8": {"inception_v3": 8},
+        "regnet_y_32gf_x7": {"regnet_y_32gf": 7},
+        "mixed": {"vgg16": 3, "resnet152": 1, "inception_v3": 2, "regnet_y_32gf": 2},
     }  # fmt: skip
     assert len(FIGURES["table1"]) == 8
-    assert [dnns.name for dnns in choose_sets(["fig6", "mixed", "small"])] == ["mixed", "small"]
+    assert list(choose_sets(["fig6", "mixed", "small"])) == ["mixed", "small"]
 
 
 def test_conditions_fit_the_device() -> None:
@@ -114,46 +105,21 @@ def test_conditions_fit_the_device() -> None:
     assert [condition.name for condition in choose_conditions(["ours", "ori_mp", "ours"], CPU)] == ["ours", "ori_mp"]
     with pytest.raises(UsageError, match="'fast'; allowed: ori_mp"):
         choose_conditions(["fast"], CPU)
+    on_a_share = {it.name for it in choose_conditions([], torch.device("cuda"), sms=16)}
+    assert on_gpu - on_a_share == {"compile_mp"}
+    with pytest.raises(UsageError, match="'compile_mp', which runs on a whole GPU"):
+        choose_conditions(["compile_mp"], torch.device("cuda"), sms=16)
     check_partition(CPU, None)
 
 
 def test_networks_compute_finite_values_and_are_decomposed_by_structure() -> None:
-    network = SETS["small"].networks[0]
-    image = example_image(network)
-    original, decomposed = make_network(network), make_network(network, alignment=8)
+    (original, image), (decomposed, _) = make_network(SETS["small"][0]), make_network(SETS["small"][0], alignment=8)
     assert cost(decomposed, (image,)).macs < 0.7 * cost(original, (image,)).macs
     for module in (original, decomposed):
         with torch.inference_mode():
             assert module(image).shape == (1, 10)
             assert float(module(image).std()) == pytest.approx(1.0, rel=0.01)
-    assert torch.equal(make_network(network)(image), original(image))
-
-
-def test_all_conditions_run_the_files_that_were_scored(tmp_path: Path) -> None:
-    def write(checksum: str | None = None) -> None:
-        path = tmp_path / "original.safetensors"
-        save_artifact(
-            path,
-            make_network(TINY),
-            Description(model="torchvision:squeezenet1_1", num_classes=10, input_size=(64, 64)),
-        )
-        found = checksum or hashlib.sha256(path.read_bytes()).hexdigest()
-        entry = {"squeezenet1_1": {"original": {"file": path.name, "sha256": found}}}
-        (tmp_path / "networks.json").write_text(json.dumps(entry))
-
-    write()
-    image = example_image(TINY)
-    assert torch.equal(*(make_network(TINY, artifacts=tmp_path)(image) for _ in range(2)))
-    with pytest.raises(CommandError, match="squeezenet1_1, decomposed"):
-        make_network(TINY, artifacts=tmp_path, alignment=8)
-    with pytest.raises(CommandError, match="lacks resnet18"):
-        make_network(replace(TINY, builder="resnet18"), artifacts=tmp_path)
-    write("0" * 64)
-    with pytest.raises(CommandError, match="that of the scored network 000000000000"):
-        make_network(TINY, artifacts=tmp_path)
-    (tmp_path / "networks.json").write_text("{")
-    with pytest.raises(CommandError, match=r"networks\.json cannot be read"):
-        make_network(TINY, artifacts=tmp_path)
+    assert torch.equal(make_network(SETS["small"][0])[0](image), original(image))
 
 
 # -- what counts
@@ -162,16 +128,14 @@ def test_all_conditions_run_the_files_that_were_scored(tmp_path: Path) -> None:
 @given(st.lists(st.integers(1, 100)))
 def test_inferences_within_the_window_count(lengths: list[int]) -> None:
     tally, now = Tally(Window(20, 80)), 0
-    begun, inside, completed = [], [], 0
+    begun, inside = [], []
     for length in lengths:
         if not tally.wants_more(now):
             break
         tally.add(now, now + length)
         begun += [length] if now >= 20 else []
         inside += [length] if now >= 20 and now + length <= 80 else []
-        completed += 20 < now + length <= 80
         now += length
-    assert tally.completed == completed
     assert tally.latencies_ns == (inside or begun[:1])  # an inference longer than the window is better than none
     assert tally.wants_more(80) == (not begun)
 
@@ -205,20 +169,26 @@ class _Adds(torch.nn.Module):
         return (carried[0] + 1,)
 
 
-def through_engine(chains: Sequence[Any], inputs: Sequence[Any], partition: Partition) -> EngineLoop:
-    names = [f"dnn{number}" for number in range(len(chains))]
-    return EngineLoop([make_task(*each, partition) for each in zip(names, chains, inputs, strict=True)], partition)
+def through_engine(chains: list[tuple[Stage, ...]], inputs: list[Any]) -> Loop:
+    tasks = [
+        make_task(f"dnn{number}", [f"camera{number}"], {1: chain}, tensors)
+        for number, (chain, tensors) in enumerate(zip(chains, inputs, strict=True))
+    ]
+    return engine_loop(tasks, CPU)
 
 
-@pytest.mark.parametrize("loop_of", [SharedQueueLoop, through_engine])
+def through_queue(chains: list[tuple[Stage, ...]], inputs: list[Any]) -> Loop:
+    return shared_queue_loop(chains, inputs, nullcontext)
+
+
+@pytest.mark.parametrize("loop_of", [through_queue, through_engine])
 def test_threads_run_all_jobs_of_all_dnns(loop_of: Any) -> None:
     inputs = [(torch.zeros(1),), (torch.zeros(1),)]
-    for tally in loop_of([(_Adds(),) * 3, (_Adds(),)], inputs, Partition(CPU)).run(Window.ahead(0.02, 0.05)):
+    for tally in loop_of([(_Adds(),) * 3, (_Adds(),)], inputs)(Window.ahead(0.02, 0.05)):
         assert tally.latencies_ns
-        assert tally.completed <= len(tally.latencies_ns) + 1  # one runs when the window begins
     assert float(inputs[0][0]) == 0.0
     with pytest.raises(RuntimeError, match="no such kernel"):
-        loop_of([(_Adds(),), (_Adds(), _Adds(fails=True))], inputs, Partition(CPU)).run(Window.ahead(0.0, 0.1))
+        loop_of([(_Adds(),), (_Adds(), _Adds(fails=True))], inputs)(Window.ahead(0.0, 0.1))
 
 
 def test_cameras_of_one_network_share_its_inferences() -> None:
@@ -230,9 +200,8 @@ def test_cameras_of_one_network_share_its_inferences() -> None:
             return super().forward(carried)
 
     cameras, chain = ["dnn0", "dnn1", "dnn2"], (Counts(), Counts())
-    task = make_batched_task("squeezenet", cameras, {1: chain, 3: chain}, (torch.zeros(1, 2),), Partition(CPU))
-    tallies = EngineLoop([task], Partition(CPU)).run(Window.ahead(0.02, 0.05))
-    assert all(tally.latencies_ns for tally in tallies)
+    task = make_task("squeezenet", cameras, {1: chain, 3: chain}, (torch.zeros(1, 2),))
+    assert all(tally.latencies_ns for tally in engine_loop([task], CPU)(Window.ahead(0.02, 0.05)))
     assert 3 in sizes
     assert set(sizes) <= {1, 3}
 
@@ -241,19 +210,18 @@ def test_cameras_of_one_network_share_its_inferences() -> None:
 def test_every_layout_can_be_prepared(name: str) -> None:
     networks = (TINY,) * (1 if CONDITIONS[name].layout == "processes" else 2)
     work = Work(CONDITIONS[name], networks, "cpu", jobs=3)
-    tallies = make_loop(work, build(work)).run(Window.ahead(0.0, 0.05))
+    tallies = make_loop(work)(Window.ahead(0.0, 0.05))
     assert len(tallies) == len(networks)
     assert all(tally.latencies_ns for tally in tallies)
 
 
-def test_the_end_of_a_process_is_reported(tmp_path: Path) -> None:
-    work = Work(CONDITIONS["ours_dcomp"], (TINY,), "cpu", artifacts=tmp_path)
-    with ProcessGroup("ours_dcomp", [work]) as group:
-        with pytest.raises(ProcessGroupError, match=r"ours_dcomp: .*networks\.json cannot be read"):
+def test_what_a_process_raises_and_its_end_are_reported() -> None:
+    wrong = replace(TINY, builder="no_such_network")
+    with ProcessGroup("ours_dcomp", [Work(CONDITIONS["ours_dcomp"], (wrong,), "cpu")]) as group:
+        with pytest.raises(ProcessGroupError, match=r"ours_dcomp: .*no_such_network"):
             group.prepare(120.0)
-        (process,) = group._processes
-        assert process.pid
-        os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(ProcessGroupError, match="process 0 ended with exit code -9"):
+        process = psutil.Process(group.pids[0])
+        process.kill()
+        with pytest.raises(ProcessGroupError, match="ours_dcomp: a process has ended by itself"):
             group.run(0.1)
-    assert not process.is_alive()
+    assert not process.is_running()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from multi_dnn_ros.benchmark.cameras import CameraPlan
-from multi_dnn_ros.benchmark.gpu_watch import parse_output
-from multi_dnn_ros.benchmark.node_config import reported_results
-from multi_dnn_ros.benchmark.observation import ProcessTree
-from multi_dnn_ros.benchmark.rig import Rig
+from multi_dnn_ros.benchmark.observation import ProcessTree, gpu_busy_share
+from multi_dnn_ros.benchmark.rig import Rig, flat_parameters, reported_results
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
-from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
 
 
 def config_of(tmp_path: Path, parameters: str) -> NodeConfig:
@@ -52,8 +52,6 @@ def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> No
 
 def test_the_first_of_several_results_is_observed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, config_of(tmp_path, "dnns: [object]"), plans("front"))
-    topic = ("/multi_dnn/front/object/detections", "vision_msgs/msg/Detection2DArray")
-    assert rig.result_topic("object", "front") == topic
     rig._results = reported_results("lane (lanes), object/road (drivable_area), object/cars (detections)")
     assert rig.result_topic("object", "front")[0].startswith("/multi_dnn/front/object/road/")
 
@@ -111,7 +109,26 @@ def test_resources_are_those_of_all_processes_and_what_is_left_is_named() -> Non
     assert tree.left() == []
 
 
-def test_nvidia_smi_output_is_parsed() -> None:
-    found = parse_output("37, 1024\n\n[N/A], 5\n93, 1030\n1")
-    assert found == {"samples": 2, "busy_mean": 0.65, "busy_most": 0.93, "memory_mib": [1024.0, 1030.0]}
-    assert parse_output("NVIDIA-SMI has failed") == {}
+def test_the_busy_share_of_a_gpu_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_busy_share("GPU-1", tmp_path) is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 37\n")
+    tool.chmod(0o755)
+    assert gpu_busy_share("GPU-1", tmp_path) == 0.37
+    tool.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\n")
+    assert gpu_busy_share("GPU-1", tmp_path) is None
+    load = tmp_path / "class/devfreq/17000000.gpu/device/load"  # of a Jetson
+    load.parent.mkdir(parents=True)
+    load.write_text("437\n")
+    assert gpu_busy_share("", tmp_path) == 0.437
+
+
+def test_the_parameter_file_of_a_run_is_its_configuration(tmp_path: Path) -> None:
+    config = read_params_file(config_file("multi_dnn.yaml"))
+    outputs = {"people": OutputConfig(decoder="yolo"), "road": OutputConfig(decoder="drivable", score_threshold=0.5)}
+    dnns = {**config.dnns, "object": config.dnns["object"].model_copy(update={"outputs": outputs})}
+    changed = config.model_copy(update={"dnns": dnns})
+    path = tmp_path / "parameters.yaml"
+    path.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(changed)}}))
+    assert read_params_file(path) == changed

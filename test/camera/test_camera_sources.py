@@ -10,9 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from multi_dnn_ros.camera.generated import PreparedSource, SceneSource
-from multi_dnn_ros.camera.source import SourceError
-from multi_dnn_ros.camera.sources import open_source
+from multi_dnn_ros.camera.sources import SceneSource, SourceError, open_source
 
 
 def flat(value: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:
@@ -74,17 +72,13 @@ def test_a_broken_image_and_an_empty_folder_are_named(tmp_path: Path) -> None:
 
 def test_scenes_are_determined_by_the_seed_and_unchanged_when_prepared() -> None:
     first, again, other = (SceneSource((96, 64), seed, 10.0, 3) for seed in (5, 5, 6))
+    again.prepare(lambda: None)
     shots = list(first.items())
-    for shot, same in zip(shots, PreparedSource(again).items(), strict=True):
+    for shot, same in zip(shots, again.items(), strict=True):
         np.testing.assert_array_equal(shot.image, same.image)
         assert shot.scene is not None
         assert shot.scene.lane_mask.shape == (64, 96)
     assert any((shot.image != unlike.image).any() for shot, unlike in zip(shots, other.items(), strict=True))
-
-
-def test_the_memory_of_prepared_scenes_is_bounded() -> None:
-    with pytest.raises(SourceError, match="3 images take more than 0 MiB"):
-        PreparedSource(SceneSource((96, 64), 5, 10.0, 3), limit_bytes=30_000)
 
 
 def test_a_missing_or_empty_source_is_named(tmp_path: Path) -> None:
@@ -99,6 +93,6 @@ def test_a_missing_or_empty_source_is_named(tmp_path: Path) -> None:
 
 def test_a_camera_process_does_not_import_pytorch() -> None:
     """The import would take two seconds of CPU time and 440 MiB per camera process."""
-    modules = ["sources", "generated", "playback", "publisher"]
+    modules = ["sources", "messages", "publisher"]
     code = f"import sys; from multi_dnn_ros.camera import {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

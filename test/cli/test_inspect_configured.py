@@ -96,8 +96,6 @@ def test_tiles_that_the_node_refuses_are_refused(tmp_path: Path, capsys: pytest.
         (["--dnn", "far"], "--dnn is 'far'; the parameter file has: road"),
         (["net.onnx"], "MODEL and --params-file both name a model; give only one of them"),
         (["--labels", "a"], "--labels is for MODEL; with --params-file, set parameter labels there"),
-        (["--threshold", "0.5"], "--threshold is for MODEL; with --params-file, set parameter score_threshold there"),
-        (["--compile"], "--compile is for MODEL; it cannot be used with --params-file"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -105,8 +103,3 @@ def test_wrong_arguments_are_named(
 ) -> None:
     assert main(["inspect", *arguments, "--params-file", str(parameters(tmp_path, **OUTPUTS))]) != 0
     assert words in capsys.readouterr().err
-
-
-def test_neither_model_nor_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect"]) != 0
-    assert "expected MODEL, or --params-file" in capsys.readouterr().err

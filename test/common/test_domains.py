@@ -40,6 +40,6 @@ def test_domains_in_use_are_skipped_and_an_error_says_when_none_is_free() -> Non
         other = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         other.bind(("0.0.0.0", 7400 + 250 * domain + 10))  # as a participant of another ROS 2 does
         mine = []
-        with pytest.raises(CommandError, match=r"every ROS domain from 20 to 99 is in use .* --domain-id"):
+        with pytest.raises(CommandError, match=r"every ROS domain from 20 to 99 is in use"):
             mine.extend(stack.enter_context(reserved_domain()) for _ in range(81))
         assert domain not in mine

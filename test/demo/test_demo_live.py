@@ -84,15 +84,6 @@ def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     check_output(output)  # another demo may replace it
 
 
-def test_the_precision_reaches_the_node(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    parameters = tmp_path / "quick.yaml"
-    parameters.write_text(QUICK)
-    more = ["--params-file", str(parameters), "--seconds", "1", "--size", "320x240", "--precision", "fp16"]
-    assert main(["demo", "--output", str(tmp_path / "demo"), *more]) != 0
-    error = capfd.readouterr().err
-    assert "parameter dnn.lane.precision is 'fp16'" in error  # which no CPU has
-
-
 @pytest.mark.long  # a single drive is tested above, the comparison in test_demo_report
 def test_both_drives_with_the_default_backends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out" / "demo"

@@ -73,13 +73,6 @@ def test_the_package_s_networks_annotate_a_video(
                  "--topic", "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
 
 
-def test_the_precision_applies_to_all_networks(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = ["--model", "object=builtin:object_small", "--model", "lane=builtin:lane_small"]
-    assert run("--video", video, *models, "--output", tmp_path / "out", "--precision", "fp16") != 0
-    error = capsys.readouterr().err
-    assert all(f"parameter dnn.{name}.precision is 'fp16'" in error for name in ("object", "lane"))
-
-
 def test_a_model_of_the_user_needs_only_a_file_name(
     video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +119,7 @@ def test_results_of_several_outputs_and_of_instance_masks_are_counted(
     assert "car 4, person 2" in printed
     rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")]
     cells = {row[1]: row[-3] for row in rows}
-    assert [cells[dnn] for dnn in dnns] == ["2.0", "3.0", "-"]
+    assert [cells[dnn] for dnn in dnns] == ["2", "3", "-"]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -146,7 +139,7 @@ def test_files_that_no_demo_wrote_are_not_deleted(
         (out / name).write_text("mine")
     before = files(out)
     what = "a recording" if name == "bag" else "a file"
-    for demo in (["--video", str(video)], ["--dnns", "original"], []):
+    for demo in (["--video", str(video)], ["--params-file", "config/multi_dnn.yaml"], []):
         assert main(["demo", *demo, "--output", str(out)]) == 2
         assert f"{out / name} exists and is not {what} of a demo" in capsys.readouterr().err
     assert files(out) == before

@@ -12,7 +12,7 @@ from rclpy.executors import SingleThreadedExecutor
 from std_msgs.msg import Header
 from waiting import until
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.common.processes import reserved_domain
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.replay.bag_reader import BagReader
@@ -36,12 +36,12 @@ def test_images_are_compressed_at_the_end_or_when_they_need_too_much_memory(
             executor = SingleThreadedExecutor(context=context)
             executor.add_node(node)
             topics = {"/image": "sensor_msgs/msg/Image"}
-            recorder = Recorder(node, writer, topics, compress=frozenset({"/image"}), watch="", kept_bytes=kept_bytes)
+            recorder = Recorder(node, writer, topics, image="/image", kept_bytes=kept_bytes)
             publisher = node.create_publisher(_type(), "/image", 10)
             until(lambda: publisher.get_subscription_count())
             for number in range(IMAGES):
                 pixels = np.full((48, 64, 3), 20 * number, np.uint8)
-                publisher.publish(image_message(pixels, Header(), CameraFormat("rgb8", "camera")))
+                publisher.publish(image_message(pixels, Header()))
                 until(lambda number=number: executor.spin_once(0.05) or recorder.counts["/image"] > number)
             assert len(written) == IMAGES - kept
             recorder.flush()

@@ -36,12 +36,12 @@ TABLES: list[tuple[str, str, Iterable[str], str]] = [
         "DropReason of multi_dnn_ros/engine/task.py",
     ),
     (
-        "docs/decomposition.md",
+        "docs/training.md",
         "decompose",
         choices("decompose", "--ranks"),
         "--ranks of multi_dnn_ros/cli/decompose.py",
     ),
-    ("docs/accuracy.md", "Parts of a data set", DATA_KINDS, "DATA_KINDS of multi_dnn_ros/training/data_kinds.py"),
+    ("docs/training.md", "Parts of a data set", DATA_KINDS, "DATA_KINDS of multi_dnn_ros/training/data_kinds.py"),
     (
         "docs/benchmarks.md",
         "Benchmarks",

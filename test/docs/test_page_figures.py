@@ -89,7 +89,7 @@ COMPUTED: list[tuple[str, str, str, str, Callable[[Any], float]]] = [
     ("isolation", _STANDBY, "4", "gpu_faults", lambda it: it["warm"][-1]["longest_gap_s"]["lane"]),
     ("isolation", _STANDBY, "7", "gpu_faults", lambda it: it["warm"][1]["longest_gap_s"]["lane"]),
     *(
-        ("decomposition", "In three commands", "45", "demo_comparison", lambda it, dnn=dnn: _macs_gone(it, dnn))
+        ("training", "In three commands", "45", "demo_comparison", lambda it, dnn=dnn: _macs_gone(it, dnn))
         for dnn in ("lane", "object", "pedestrian")
     ),
 ]

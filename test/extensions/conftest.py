@@ -42,22 +42,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "number = broken_extension:NUMBER\n"
         "[multi_dnn_ros.backends]\n"
         "nameless = broken_extension:NOTHING\n"
-        "[multi_dnn_ros.model_sources]\n"
-        "Not-A-Name = broken_extension:NUMBER\n"
         "[multi_dnn_ros.result_kinds]\n"
-        "lanes = broken_extension:NUMBER\n"
         "other_name = toy_extension.kind:KIND\n"
     )
-    return target
-
-
-@pytest.fixture(scope="session")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed package `faulty-extension`; its module `faulty_extension` describes it."""
-    target = tmp_path_factory.mktemp("faulty")
-    info = target / "faulty_extension-0.4.dist-info"
-    info.mkdir()
-    shutil.copy(HERE / "faulty_package" / "faulty_extension.py", target)
-    shutil.copy(HERE / "faulty_package" / "entry_points.txt", info)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-extension\nVersion: 0.4\n")
     return target

@@ -59,71 +59,22 @@ def test_the_node_serves_another_packages_extensions(domain: int, tmp_path: Path
         assert re.search(r"toy backend prepares \d+ jobs of light on cpu", node.text())
         assert "libtorch" not in Path(f"/proc/{node.process.pid}/maps").read_text()
         for line in BROKEN:
-            assert node.text().count(line) == 1, f"{line} in {node.text()}"
+            assert line in node.text()
     finally:
         node.close()
 
 
-#: Lines about package `broken-extension`, each of which the log has once.
+#: Lines of the log about package `broken-extension`.
 BROKEN = (
     "decoder 'yolo' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
     "decoder 'absent' of broken-extension 0.3 cannot be used: module_that_is_not_there:SPEC: ModuleNotFoundError: No "
     "module named 'module_that_is_not_there'",
-    "decoder 'number' of broken-extension 0.3 cannot be used: broken_extension:NUMBER is of type int; expected "
-    "DecoderSpec",
+    "decoder 'number' of broken-extension 0.3 cannot be used: broken_extension:NUMBER is not a DecoderSpec",
     "backend 'nameless' of broken-extension 0.3 cannot be used: broken_extension:NOTHING: AttributeError: module "
     "'broken_extension' has no attribute 'NOTHING'",
-    "model source 'Not-A-Name' of broken-extension 0.3 is not used: allowed names: ",
-    "result kind 'lanes' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
-    "result kind 'other_name' of broken-extension 0.3 cannot be used: toy_extension.kind:KIND has the name 'toy_kind'; "
-    "expected 'other_name', as its entry point",
+    "result kind 'other_name' of broken-extension 0.3 cannot be used: toy_extension.kind:KIND is not a ResultKind with "
+    "the name 'other_name'",
 )
-
-
-def test_a_slow_import_is_a_line_that_names_the_distribution(toy: Path, broken: Path) -> None:
-    code = """
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_imports import import_extensions
-from multi_dnn_ros.models.registry import MODEL_SOURCES
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-now = 0.0
-def clock():
-    global now
-    now += seconds
-    return now
-registries = {extensions.RESULT_KINDS: RESULT_KINDS, extensions.MODEL_SOURCES: MODEL_SOURCES}
-for seconds in (2.0, 2.5):
-    import_extensions(registries, "every start of an engine process", print, clock)
-"""
-    took = "took 2.5 s: every start of an engine process waits for it"
-    assert python(code, toy, broken).splitlines() == [
-        f"importing 'other_name' of broken-extension 0.3 (entry points multi_dnn_ros.result_kinds) {took}",
-        f"importing 'toy_kind' of toy-extension 1.2 (entry points multi_dnn_ros.result_kinds) {took}",
-        f"importing 'toy_zoo' of toy-extension 1.2 (entry points multi_dnn_ros.model_sources) {took}",
-    ]
-
-
-def test_a_result_kind_that_imports_pytorch_is_named(toy: Path, tmp_path: Path) -> None:
-    """A package whose __init__.py imports everything is a frequent reason."""
-    (tmp_path / "heavy_extension").mkdir()
-    (tmp_path / "heavy_extension" / "__init__.py").write_text("import torch\n")
-    (tmp_path / "heavy_extension" / "kind.py").write_text(
-        "from dataclasses import replace\nfrom toy_extension.kind import KIND\nKIND = replace(KIND, name='heavy')\n"
-    )
-    info = tmp_path / "heavy_extension-0.5.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: heavy-extension\nVersion: 0.5\n")
-    (info / "entry_points.txt").write_text("[multi_dnn_ros.result_kinds]\nheavy = heavy_extension.kind:KIND\n")
-    code = """
-from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_imports import import_extensions
-from multi_dnn_ros.ros.torch_imports import warn_about_torch
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-import_extensions({extensions.RESULT_KINDS: RESULT_KINDS}, "", lambda line: None,
-                  checked=lambda kind: warn_about_torch(kind, print))
-"""
-    (line,) = python(code, toy, tmp_path).splitlines()
-    assert line.startswith("result kind 'heavy' of heavy-extension 0.5 imports PyTorch into the node's process, ")
 
 
 def test_a_message_function_that_imports_pytorch_is_named_by_the_node(domain: int, tmp_path: Path, toy: Path) -> None:

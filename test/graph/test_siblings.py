@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.nn import functional
 from torchvision.models.googlenet import Inception
 
-from multi_dnn_ros.benchmark.paper import branch_networks, cyclic_windows
+from multi_dnn_ros.benchmark.paper import branch_networks
 from multi_dnn_ros.benchmark.paper.branch_networks import make_network
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.siblings import find_siblings, merge_siblings
@@ -124,8 +124,8 @@ def test_the_1x1_convolutions_of_inception_blocks_are_merged_with_their_relu(nam
 
 def test_the_query_key_and_value_layers_of_equal_heads_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, heads = 2, 2  # the minimum for layers that share the template, and for siblings
-    monkeypatch.setattr(cyclic_windows, "LAYERS", layers)
-    monkeypatch.setitem(branch_networks.TRACKERS, "encoder-equal", (False, (1,) * heads))
+    monkeypatch.setattr(branch_networks, "LAYERS", layers)
+    monkeypatch.setitem(branch_networks.ENCODERS, "encoder-equal", (1,) * heads)
     network = make_network("encoder-equal", (64, 64))
     separate, merged = check_equal(network.module, *network.inputs)
     assert merged is not None

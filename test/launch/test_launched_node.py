@@ -77,7 +77,7 @@ def test_a_compressed_camera_and_simulated_time(ros: RosSystem, parameters: str)
         *("use_sim_time:=true", "log_level:=warn", "namespace:=robot"),
     )
     heard, pictures = ros.listen("/robot" + OUT, Detection2DArray), ros.listen("/usb/image/compressed", CompressedImage)
-    ros.camera("--transport", "compressed", "--topic", "/usb/image/compressed")
+    ros.camera("--encoding", "jpeg", "--topic", "/usb/image/compressed")
     ros.until(lambda: heard, "detections")
     ros.until(lambda: heard[-1].header.stamp in [picture.header.stamp for picture in pictures], "its image")
     assert "True" in ros.ros2("param", "get", "/robot/multi_dnn", "use_sim_time")[1]

@@ -12,11 +12,11 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 BUILDER = "ssdlite320_mobilenet_v3_large"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import warnings
 from pathlib import Path
@@ -22,7 +21,6 @@ from multi_dnn_ros.models import onnx_source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.models.onnx_intake import verification
-from multi_dnn_ros.models.onnx_intake.metadata import describe
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.sources import load_network, load_source, outline_source
@@ -385,17 +383,6 @@ def test_a_file_beside_the_model_describes_it(name: str, tmp_path: Path) -> None
     assert dnn.preprocess.bgr is own
 
 
-def test_the_format_that_the_documentation_shows_is_read(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml example\n(labels:.*?)```", page, re.DOTALL)
-    (tmp_path / "net.yaml").write_text(block)
-    described = describe(tmp_path / "net.onnx", {})
-    assert described.labels == ("person", "bicycle", "car")
-    assert described.size == (640, 384)
-    assert described.decoder == "yolo"
-    assert described.preprocess["fit"] == "letterbox"
-
-
 def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
     nodes, constants = head_nodes()
     file = written(tmp_path / "net.onnx", model(nodes, ["head"], opset=13, constants=constants))
@@ -604,7 +591,6 @@ def test_constants_in_typed_fields_are_read(tmp_path: Path) -> None:
 
 
 def test_the_message_of_a_refusal_is_of_readable_length() -> None:
-    """Found by test/security/fuzz_onnx.py: a Resize whose mode was 10,000 characters."""
     text = str(Refusal(f"operator Resize: mode '{'x' * 10_000}'; allowed: linear"))
     assert len(text) == 1000
     assert text.startswith("operator Resize: mode 'xx")

@@ -6,10 +6,10 @@ import pytest
 from torch import nn
 
 from multi_dnn_ros.common.extensions import DECODERS, names
+from multi_dnn_ros.decoders.registry import DECODERS as REGISTRY
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.output_parts import output_parts
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
-from multi_dnn_ros.vision.decoders.registry import DECODERS as REGISTRY
 
 
 def labels_of(decoder: str, *, of_dnn: list[str], of_output: list[str]) -> tuple[list[str], tuple[str, ...]]:

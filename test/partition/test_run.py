@@ -33,7 +33,7 @@ def pool(means: str, _forks: None) -> Iterator[UnitPool]:
 def test_profiling_measures_every_size_and_continues(
     means: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["partition", "profile", means, "--units", "cpu:1", "--tables", str(tmp_path), "--samples", "2"]
+    command = ["partition", "profile", means, "--units", "cpu:1", "--tables", str(tmp_path), "--repeats", "2"]
     assert main([*command, "--max-batch", "2"]) == 0
     path = table_path(tmp_path, means, "cpu:1", "auto")
     first = read_table(path)
@@ -80,7 +80,7 @@ def test_a_network_whose_outputs_are_not_finite_gets_no_times(
 
 def test_transfers_are_measured_without_the_network(logarithms: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--batch", "2", "--max-batch", "7", "--increment", "2"]
-    assert main(["partition", "io", logarithms, "--units", "cpu:1", *sizes, "--samples", "2"]) == 0
+    assert main(["partition", "io", logarithms, "--units", "cpu:1", *sizes, "--repeats", "2"]) == 0
     rows = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert rows[2:] == ["2", "4", "6"]
     assert main(["partition", "io", logarithms, "--units", "cpu:1", "--batch", "2", "--max-batch", "1"]) == 2

@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
+from multi_dnn_ros.decoders.window import WindowPreprocess
 from multi_dnn_ros.pipeline.calibration import MIN_IMAGES, CalibrationError, calibration_inputs
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.view import View
-from multi_dnn_ros.vision.windowed import WindowPreprocess
 
 VIEW = View(crop=(480, 200, 320, 192), columns=2, where="parameter dnn.far.crop")
 SEEN = WindowPreprocess(Preprocess(48, 32), VIEW)

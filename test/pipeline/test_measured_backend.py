@@ -140,7 +140,7 @@ def test_a_damaged_choice_is_measured_again(
     ms({"eager": 3.0, "torchscript": 1.0, "onnxruntime/cpu": 2.0})
     chosen(dnn)
     (entry,) = CHOICES.entries()
-    (entry.folder / "content.json").write_text(content)
+    (entry / "content.json").write_text(content)
     lines: list[str] = []
     assert chosen(dnn, lines=lines).backend == "torchscript"
     assert lines[0] == MEASURING
@@ -153,9 +153,9 @@ def test_facts_that_do_not_match_the_folder_are_refused(
     ms({"eager": 3.0, "torchscript": 1.0, "onnxruntime/cpu": 2.0})
     chosen(dnn)
     (entry,) = CHOICES.entries()
-    facts = json.loads((entry.folder / "facts.json").read_text())
+    facts = json.loads((entry / "facts.json").read_text())
     facts["machine"]["cpu"] = "Board 9000"
-    (entry.folder / "facts.json").write_text(json.dumps(facts))
+    (entry / "facts.json").write_text(json.dumps(facts))
     lines: list[str] = []
     chosen(dnn, lines=lines)
     assert lines[0] == MEASURING

@@ -183,23 +183,19 @@ def test_without_keep_nothing_is_stored() -> None:
     assert list(LAYER_TIMES.entries()) == []
 
 
-def test_times_of_another_machine_are_named_and_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_times_of_another_machine_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     cached(1.0)
     monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
     assert cached(2.0).jobs == 7
-    assert "are not used: cpu is '" in caplog.text
-    assert "' there and 'Board 9000' here" in caplog.text
 
 
 @pytest.mark.parametrize("content", [[], {"ms": [1.0]}, {"ms": [-1.0] * LAYERS}, {"times": [1.0] * LAYERS}])
 def test_a_damaged_file_is_measured_again(content: object, caplog: pytest.LogCaptureFixture) -> None:
     cached(1.0)
     (entry,) = LAYER_TIMES.entries()
-    (entry.folder / "content.json").write_text(json.dumps(content))
+    (entry / "content.json").write_text(json.dumps(content))
     assert cached(2.0).jobs == 7
-    assert f"layer times in {entry.folder} are not used" in caplog.text
+    assert f"layer times in {entry} are not used" in caplog.text
     assert cached(None).jobs == 7
 
 

@@ -114,7 +114,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         (["builtin:lane", "--size", "64x64"], 1, "argument size is 64x64; builtin:lane takes 320x192 only"),
         (["builtin:lane", "--backend", "abacus"], 2, "--backend is 'abacus'; allowed: auto, eager"),
         (["builtin:lane", "--backend", "cuda_graph", "--device", "cpu"], 1, "'cuda_graph', but the device"),
-        (["nowhere.onnx"], 1, "model is 'nowhere.onnx': there is no such file"),
+        (["nowhere.onnx"], 1, "MODEL is 'nowhere.onnx': there is no such file"),
         (["a/net.onnx", "b/net.onnx", "--output", "out"], 2, "two models have the same name"),
         (["builtin:lane", "--cut", "predicted"], 2, "--cut predicted and --predictor must be given together"),
     ],

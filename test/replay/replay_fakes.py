@@ -14,7 +14,7 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
@@ -75,7 +75,7 @@ def image(value: int, index: int, *, frame_id: str = "cam") -> Image:
     """An rgb8 image of one value, stamped `index` seconds and 5 ns."""
     header = Header(frame_id=frame_id)
     header.stamp.sec, header.stamp.nanosec = index, 5
-    return image_message(picture(value), header, CameraFormat(topic="", frame_id=frame_id))
+    return image_message(picture(value), header)
 
 
 def write_bag(path: Path, messages: list[tuple[str, int, Any]], storage: str = "mcap") -> Path:

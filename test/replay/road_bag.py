@@ -10,7 +10,7 @@ import numpy as np
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.demo.recorded_frames import detections, lanes
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.result_messages import class_names
@@ -52,7 +52,7 @@ def write_road(path: Path, drive: Sequence[Scene], storage: str = "mcap") -> Pat
         for index, scene in enumerate(drive):
             header = Header(frame_id="windscreen")
             header.stamp.sec, header.stamp.nanosec = divmod(stamp_ns(index), 1_000_000_000)
-            message = image_message(scene.image, header, CameraFormat(TOPIC, "windscreen"))
+            message = image_message(scene.image, header)
             if index == CORRUPT:
                 message.data = message.data[:-1]
             writer.write(TOPIC, stamp_ns(index) + 3_000_000, serialize_message(message))

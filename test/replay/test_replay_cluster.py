@@ -149,12 +149,12 @@ def test_wrong_folders_and_needs_are_named(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     for source, out, more, code, text in (
-        (drives, "out", ["--gpus", "99"], 1, "no host of the cluster has the 1 CPUs and 99 GPUs for one replay"),
+        (drives, "out", ["--gpus", "99"], 1, "no host of the cluster has the CPU core and the 99 GPUs for one replay"),
         (drives, "mine", [], 2, "already exists and has no manifest.json"),
         (tmp_path / "mine", "out", [], 2, "holds no recording"),
         (drives, "out", ["--overlay", "o.mp4"], 2, "--overlay is for one recording"),
     ):
         assert main(["replay", str(source), str(tmp_path / out), "--cluster", *more]) == code
         assert text in capsys.readouterr().err
-    assert main(["replay", str(drives), str(tmp_path / "out"), "--cpus", "2"]) == 2
-    assert "--cpus needs --cluster" in capsys.readouterr().err
+    assert main(["replay", str(drives), str(tmp_path / "out"), "--gpus", "2"]) == 2
+    assert "--gpus needs --cluster" in capsys.readouterr().err

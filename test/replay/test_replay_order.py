@@ -21,7 +21,7 @@ from replay_fakes import (
 
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
-from multi_dnn_ros.replay.summary import Summary
+from multi_dnn_ros.replay.replay import Summary
 
 
 def replay(bag: Path, out: Path, tasks: list, *, with_input: bool = False, **kwargs: object) -> Summary:
@@ -80,7 +80,7 @@ def test_corrupt_frames_are_counted_and_the_next_is_served(tmp_path: Path, stora
     for dnn in ("object", "pedestrian"):
         stream = summary.streams[dnn, "front"]
         assert (stream.offered, stream.published, dict(stream.dropped)) == (7, 4, {"bad_image": 3})
-        assert "data has 71 bytes" in stream.messages["bad_image"]
+        assert "data has 71 bytes" in stream.first_drops["bad_image"]
     assert [message.stamp_ns for message in read_bag(tmp_path / "out")] == [0, 0, 1, 1, 3, 3, 6, 6]
 
 
@@ -96,7 +96,7 @@ def test_a_dnn_that_fails_loses_its_own_frames_only(tmp_path: Path) -> None:
     bag = write_bag(tmp_path / "in", [(TOPIC, index, image(value, index)) for index, value in enumerate(values)])
     summary = replay(bag, tmp_path / "out", [task("picky", refuse_bright), task("other")])
     assert dict(summary.streams["picky", "front"].dropped) == {"bad_output": 2}
-    assert "too bright" in summary.streams["picky", "front"].messages["bad_output"]
+    assert "too bright" in summary.streams["picky", "front"].first_drops["bad_output"]
     assert summary.streams["other", "front"].published == 5
     topics = [(message.stamp_ns, message.topic.split("/")[3]) for message in read_bag(tmp_path / "out")]
     assert topics == [

@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.pipeline.build import build as build_for_real
-from multi_dnn_ros.serving.local_host import LocalHost
+from multi_dnn_ros.serving.host import Host
 
 OUT = "/multi_dnn/front/object/detections"
 ERROR, STALE = 2, 3
@@ -157,7 +157,7 @@ def assert_each_once(lines: list[str], *texts: str) -> None:
 def test_all_wrong_values_names_and_topics_are_reported_together_before_the_engine_is_loaded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalHost, "configure", lambda *arguments: pytest.fail("the engine was loaded"))
+    monkeypatch.setattr(Host, "configure", lambda *arguments: pytest.fail("the engine was loaded"))
     bench.node(
         {
             "workers": 99, "polciy": "edf", "camera.front.topic": "two words", "dnns": ["object", "lane"],

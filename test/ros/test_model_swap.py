@@ -300,18 +300,3 @@ def test_tracks_go_on_with_the_same_class_names_and_end_with_others(bench: Bench
     rig.swap("0,renamed")
     rig.until(lambda: last_id() == "2", "a new identity")
     rig.check_accounts()
-
-
-def test_a_dnn_on_two_devices_is_swapped_on_both_at_once(bench: Bench) -> None:
-    devices = {f"dnn.{dnn}.device": ["cpu:1", "cpu:2"] for dnn in DNNS[:1]}
-    rig = Rig(bench, **devices, **{"dnn.pedestrian.device": "cpu:2", "reorder_ms": 5000.0}).activate()
-    rig.swap("1")
-    rig.wait_status("object took over")
-    rig.wait_class("1")
-    rig.wait_results(10)
-    rig.check_accounts()
-    classes = rig.classes()
-    assert classes == sorted(classes)
-    rig.swap("1,abort")
-    rig.wait_status("failed")
-    rig.until(lambda: len(engine_pids()) == 2, "one process for each device")

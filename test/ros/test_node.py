@@ -26,8 +26,8 @@ from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.host import EngineDescription
-from multi_dnn_ros.serving.local_host import LocalHost
+from multi_dnn_ros.serving.descriptions import EngineDescription
+from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OUT = "/multi_dnn/front/object/detections"
@@ -424,14 +424,14 @@ def test_a_runtime_parameter_that_changes_just_after_all_were_read_takes_effect(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the thread of the transition continues."""
-    configure = LocalHost.configure
+    configure = Host.configure
 
-    def change_first(self: LocalHost, config: NodeConfig, progress: Any) -> EngineDescription:
+    def change_first(self: Host, config: NodeConfig, progress: Any) -> EngineDescription:
         (result,) = node.set_parameters([Parameter("dnn.object.score_threshold", value=0.9)])
         assert result.successful
         return configure(self, config, progress)
 
-    monkeypatch.setattr(LocalHost, "configure", change_first)
+    monkeypatch.setattr(Host, "configure", change_first)
     node = bench.node()
     assert bench.change("configure")
     assert bench.change("activate")

@@ -148,7 +148,7 @@ def test_a_signal_ends_a_process_that_is_loading_a_local_engine(domain: int) -> 
     code = """
 import os, signal, threading
 from multi_dnn_ros.ros import process
-from multi_dnn_ros.serving import local_host
+from multi_dnn_ros.serving.local_engine import LocalEngine
 
 def configure(*arguments):
     import torch
@@ -156,8 +156,8 @@ def configure(*arguments):
     while True:
         torch.autograd.functional.jacobian(lambda v: v * 2, torch.ones(3))
 
-assert callable(local_host._configure)
-local_host._configure = configure
+assert callable(LocalEngine._configure)
+LocalEngine._configure = configure
 raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
 """
     done = subprocess.run(

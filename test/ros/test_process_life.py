@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -188,51 +185,6 @@ def _maps(pid: int) -> str:
         return ""
 
 
-class UnreadPipe:
-    """A pipe of one page as a node's output. It is read into `text` until :meth:`stop_reading`, which fills it."""
-
-    def __init__(self) -> None:
-        self._reader, self.writer = os.pipe()
-        fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, 4096)
-        self.text = b""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while not self._stop.is_set():
-            if select.select([self._reader], [], [], 0.05)[0]:
-                self.text += os.read(self._reader, 4096)
-
-    def stop_reading(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        # O_NONBLOCK belongs to the open file, which the node shares.
-        own = os.open(f"/proc/self/fd/{self.writer}", os.O_WRONLY | os.O_NONBLOCK)
-        with suppress(BlockingIOError):
-            while True:
-                os.write(own, b"x" * 512)
-        os.close(own)
-
-    def read_again(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        os.close(self._reader)
-        os.close(self.writer)
-
-
-@pytest.fixture
-def unread() -> Iterator[UnreadPipe]:
-    pipe = UnreadPipe()
-    yield pipe
-    pipe.close()
-
-
 @pytest.fixture
 def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
     instance = Robot(tmp_path, domain)
@@ -378,26 +330,3 @@ def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: st
         robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
     robot.process.kill()
     until(lambda: not robot.engines_run(), "the end of the engine processes")
-
-
-@pytest.mark.parametrize("read_again", [False, True])
-def test_a_log_that_is_not_read_does_not_stop_the_node(
-    robot: Robot, unread: UnreadPipe, fork_server: ForkServer, read_again: bool
-) -> None:
-    robot.start(autostart=True, server=fork_server, output=unread.writer)
-    robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
-    unread.stop_reading()
-    (engine,) = robot.engines()
-    engine.kill()
-    robot.until(lambda: not runs(engine), "the end of the engine process")
-    robot.until(lambda: [each for each in robot.engines() if each != engine], "a new engine process")
-    received = len(robot.reports)
-    robot.until(lambda: len(robot.reports) > received + 5 and robot.message() == "active", "diagnostics")
-    assert robot.state() == "active"
-    if read_again:
-        unread.read_again()
-        robot.until(lambda: b"was lost" in unread.text, "the lines that waited")
-    robot.process.send_signal(signal.SIGINT)
-    assert robot.wait() == 0
-    assert not robot.engines_run()
-    assert (b"received SIGINT" in unread.text) == read_again

@@ -13,8 +13,7 @@ from node_bench import Bench
 
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.ros.node_status import progress_text
-from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.host import (
+from multi_dnn_ros.serving.descriptions import (
     Cancelled,
     ConfigureError,
     DnnDescription,
@@ -24,6 +23,7 @@ from multi_dnn_ros.serving.host import (
     Progress,
     ResultDescription,
 )
+from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
 
 WARN, ERROR = 1, 2
@@ -36,8 +36,7 @@ SHUTDOWN = Transition.TRANSITION_UNCONFIGURED_SHUTDOWN
 class SlowHost:
     """A host whose configure() blocks until the test releases it, or it is cancelled."""
 
-    def __init__(self, isolation: str) -> None:
-        self.isolation = isolation
+    def __init__(self) -> None:
         self.configuring = threading.Event()
         self.go = threading.Event()
         self.cancelled = threading.Event()
@@ -64,13 +63,13 @@ class SlowHost:
         dnns = {name: DnnDescription(("front",), {"": result}) for name in config.dnns}
         return EngineDescription("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
 
-    def start(self, accounts: Accounts) -> None:
+    def start(self, ledger: Ledger) -> None:
         pass
 
-    def has_engine_for(self, camera: str) -> bool:
+    def serves(self, camera: str) -> bool:
         return False
 
-    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+    def decodes_jpeg(self, dnns: Collection[str]) -> bool:
         return False
 
     def stop(self, timeout_s: float) -> list[str]:
@@ -104,8 +103,8 @@ class Case:
         self.client = bench.peer.create_client(ChangeState, "/multi_dnn/change_state")
         bench.until(self.client.service_is_ready, "change_state")
 
-    def _host(self, isolation: str, build: Any) -> Any:
-        self.hosts.append(SlowHost(isolation))
+    def _host(self, build: Any) -> Any:
+        self.hosts.append(SlowHost())
         return self.hosts[-1]
 
     def ask(self, number: int) -> Any:
@@ -308,12 +307,6 @@ def test_cancelling_autostart_prevents_activation(bench: Bench) -> None:
     assert len(case.hosts) == 1
 
 
-def test_the_parameter_isolation_selects_the_host(bench: Bench) -> None:
-    case = Case(bench, {"isolation": "none"})
-    case.configuring()
-    assert case.host.isolation == "none"
-
-
 @pytest.mark.parametrize(
     ("progress", "text"),
     [
@@ -329,8 +322,8 @@ def test_progress_as_text(progress: Progress, text: str) -> None:
 def test_triggers_run_in_the_calling_thread(bench: Bench) -> None:
     case = Case(bench)
 
-    def host(isolation: str, build: Any) -> Any:
-        slow_host = case._host(isolation, build)
+    def host(build: Any) -> Any:
+        slow_host = case._host(build)
         slow_host.go.set()
         return slow_host
 

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fuzz_onnx
 import numpy as np
 import onnx
 import pytest
 import torch
-from fork_server import ForkServer
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 from torch import nn
@@ -195,20 +193,6 @@ def test_a_compressed_exported_program_is_refused(tmp_path: Path) -> None:
             archive.writestr(name, data)
     with pytest.raises(ModelError, match=r"m\.pt2: record .* is compressed"):
         load(path)
-
-
-def test_damaged_onnx_files_are_refused_in_one_line(fork_server: ForkServer) -> None:
-    findings, counts = fuzz_onnx.run_batch(range(140), seed=1, run=fork_server.run)
-    assert findings == []
-    assert counts["loaded"] > 5
-    assert counts["refused"] > 50
-
-
-@pytest.mark.long
-def test_many_damaged_onnx_files() -> None:
-    for first in range(0, 500, fuzz_onnx.BATCH):
-        findings, _ = fuzz_onnx.run_batch(range(first, first + fuzz_onnx.BATCH), seed=2)
-        assert findings == []
 
 
 def test_tensors_and_weights_of_an_onnx_file_are_bounded_before_it_is_converted(tmp_path: Path) -> None:

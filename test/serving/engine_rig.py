@@ -13,12 +13,10 @@ import psutil
 
 from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile, size_of
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.serving import default_build, wire
+from multi_dnn_ros.serving import default_build, messages
+from multi_dnn_ros.serving.descriptions import Build
 from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.host import Build
-from multi_dnn_ros.serving.process_end import End
-from multi_dnn_ros.serving.result_packing import unpack
-from multi_dnn_ros.serving.slots import Slot, SlotLayout, open_pools
+from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
@@ -52,24 +50,19 @@ class Rig:
     ) -> None:
         self.config = config
         self.messages: list[Any] = []
-        self.ends: list[End] = []
+        self.ends: list[messages.Ended] = []
         self.changed = threading.Condition()
         self.numbers = 0
         self.dnns = tuple(config.dnns)
         masks = tuple(config.dnns)
-        self.pools = open_pools(
-            {name: SlotLayout(name, slots, camera.max_pixels, masks) for name, camera in config.cameras.items()}
-        )
-        self.process = EngineProcess(label, self.dnns, self.pools, self._on_message, self._on_end, modules)
+        self.pools = {
+            name: SlotPool(SlotLayout(name, slots, camera.max_pixels, masks)) for name, camera in config.cameras.items()
+        }
+        self.process = EngineProcess(label, self.dnns, self.pools, self._on_message, modules)
 
-    def _on_message(self, process: EngineProcess, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         with self.changed:
-            self.messages.append(message)
-            self.changed.notify_all()
-
-    def _on_end(self, process: EngineProcess, end: End) -> None:
-        with self.changed:
-            self.ends.append(end)
+            (self.ends if isinstance(message, messages.Ended) else self.messages).append(message)
             self.changed.notify_all()
 
     def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
@@ -89,24 +82,28 @@ class Rig:
         self.until(lambda: len(self.all(kind)) > before, kind.__name__)
         return self.all(kind)[before]
 
-    def ready(self) -> wire.Ready:
-        self.until(lambda: self.all(wire.Ready), "Ready")
-        return self.all(wire.Ready)[0]
+    def ready(self) -> messages.Ready:
+        self.until(lambda: self.all(messages.Ready), "Ready")
+        return self.all(messages.Ready)[0]
 
     def configure(self, build: Build | None = None, **arguments: Any) -> Any:
         """Configure the process. Returns Configured or Refused. build: by default the one of fake_pipelines."""
         if build is None:
             from fake_pipelines import build  # needs PyTorch
         self.ready()
-        before = len(self.all(wire.Configured)), len(self.all(wire.Refused))
-        self.process.send(wire.Configure(self.config, self.dnns, build, **arguments))
-        self.until(lambda: (len(self.all(wire.Configured)), len(self.all(wire.Refused))) != before, "Configured")
-        return [message for message in self.messages if isinstance(message, (wire.Configured, wire.Refused))][-1]
+        before = len(self.all(messages.Configured)), len(self.all(messages.Refused))
+        self.process.send(messages.Configure(self.config, self.dnns, build, **arguments))
+        self.until(
+            lambda: (len(self.all(messages.Configured)), len(self.all(messages.Refused))) != before, "Configured"
+        )
+        return [message for message in self.messages if isinstance(message, (messages.Configured, messages.Refused))][
+            -1
+        ]
 
     def serve(self, build: Build | None = None) -> Rig:
         configured = self.configure(build)
-        assert isinstance(configured, wire.Configured), configured
-        self.answer(wire.Start({}), wire.Started)
+        assert isinstance(configured, messages.Configured), configured
+        self.process.send(messages.Start({}))
         return self
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
@@ -138,7 +135,7 @@ class Rig:
             slot.image(height, width)[:] = image
         self.numbers += 1
         begin = time.monotonic_ns() - 3_000_000
-        offer = wire.Offer(self.numbers, camera, slot.index, height, width, 5, begin, 2_000_000, dnns, jpeg_bytes)
+        offer = messages.Offer(self.numbers, camera, slot.index, height, width, 5, begin, 2_000_000, dnns, jpeg_bytes)
         self.process.send(offer)
         return self.numbers, slot
 
@@ -153,22 +150,22 @@ class Rig:
 
         def complete() -> bool:
             for message in self.messages:
-                if isinstance(message, (wire.FrameResult, wire.FrameDropped)) and message.number == number:
+                if isinstance(message, (messages.FrameResult, messages.FrameDropped)) and message.number == number:
                     found[message.dnn] = message
             return len(found) == len(self.dnns_of(camera))
 
         self.until(complete, "answers")
         results = {
-            dnn: unpack(answer, slot.output(dnn)) if isinstance(answer, wire.FrameResult) else answer
+            dnn: messages.unpack(answer, slot.output(dnn)) if isinstance(answer, messages.FrameResult) else answer
             for dnn, answer in found.items()
         }
         slot.release()
         return results
 
     def failures(self) -> list[Failure]:
-        return [message.failure for message in self.all(wire.Failed)]
+        return [message.failure for message in self.all(messages.Failed)]
 
-    def end(self, timeout_s: float = WAIT_S) -> End:
+    def end(self, timeout_s: float = WAIT_S) -> messages.Ended:
         """Wait for the end of the process."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.ends, timeout_s), f"alive after {timeout_s} s"

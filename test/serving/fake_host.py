@@ -12,7 +12,7 @@ import numpy.typing as npt
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.ledger import Ledger
 
 WAIT_S = 30.0  # timeout of every wait; none takes more than milliseconds unless something is broken
 
@@ -32,7 +32,7 @@ class FakeBuffer:
 
     def __init__(self, host: FakeHost) -> None:
         self._host = host
-        self._users = 1
+        self._released = False
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         return np.zeros((height, width, 3), np.uint8)
@@ -43,26 +43,19 @@ class FakeBuffer:
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         return np.zeros(0, np.uint8)
 
-    def reserve_output(self, dnn: str, size: int) -> None:
-        pass
-
-    def hold(self) -> None:
-        self._users += 1
-
     def release(self) -> None:
-        self._users -= 1
-        assert self._users >= 0, "released more often than held"
-        if not self._users:
-            with self._host.changed:
-                self._host.free += 1
-                self._host.changed.notify_all()
+        assert not self._released, "released twice"
+        self._released = True
+        with self._host.changed:
+            self._host.free += 1
+            self._host.changed.notify_all()
 
 
 class FakeHost:
-    """The part of a Host that decoding uses. buffers: their number. accounts: set by the test."""
+    """The part of a Host that decoding uses. buffers: their number. ledger: set by the test."""
 
     def __init__(self, buffers: int = 8) -> None:
-        self.accounts: Accounts
+        self.ledger: Ledger
         self.changed = threading.Condition()
         self.buffers = self.free = buffers
         self.serving = True
@@ -72,10 +65,10 @@ class FakeHost:
         self.file_bytes = 1_000_000  # size of the largest file that fits into a buffer
         self.fails: Exception | None = None
 
-    def has_engine_for(self, camera: str) -> bool:
+    def serves(self, camera: str) -> bool:
         return self.serving
 
-    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+    def decodes_jpeg(self, dnns: Collection[str]) -> bool:
         return self.on_device.issuperset(dnns)
 
     def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:
@@ -110,11 +103,11 @@ class FakeHost:
     def answer(self, dnn: str, index: int = -1, finished_ns: int = 0) -> None:
         """Answer an offered frame, by its index, with a result."""
         number, frame = self.offered[index]
-        self.accounts.result(number, dnn, "output", Timing(frame.received_ns, 0, finished_ns, 0, 0, 0, 0))
+        self.ledger.result(number, dnn, "output", Timing(frame.received_ns, 0, finished_ns, 0, 0, 0, 0))
 
 
 class Ends:
-    """Collects results, drops and failures from the callbacks of the accounts."""
+    """Collects results, drops and failures from the callbacks of the ledger."""
 
     def __init__(self) -> None:
         self.results: list[Result] = []

@@ -1,4 +1,4 @@
-"""A ProcessHost with real engine processes and cameras, and the operations of a test on them."""
+"""A Host with real engine processes and cameras, and the operations of a test on them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from engine_faults import engine_pids
 from host_traffic import HostTraffic
 from waiting import until
 
-from multi_dnn_ros.serving.host import Build, EngineStatus, Progress
-from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.serving.descriptions import Build, EngineStatus, Progress
+from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.supervisor import SupervisionTimes
 from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
@@ -30,8 +31,12 @@ class HostRig:
         rate_hz: float = 30.0,
         **arguments: Any,
     ) -> None:
+        times = SupervisionTimes(
+            restart_s=arguments.pop("restart_s", SupervisionTimes.restart_s),
+            retry_s=arguments.pop("retry_s", SupervisionTimes.retry_s),
+        )
         self.config = config
-        self.host = ProcessHost(build, **arguments)
+        self.host = Host(build, times=times, **arguments)
         self.progress: list[Progress] = []
         self.values: dict[str, int] = {}
         self.once: dict[str, int] = {}

@@ -16,7 +16,7 @@ from engine_rig import Rig, same, thread_nice
 from fake_pipelines import settings
 
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import default_build, wire
+from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 Make = Callable[..., Rig]
@@ -29,7 +29,7 @@ def test_the_whole_life_of_a_process(rig: Make) -> None:
     engine.ready()
     assert "torchvision" not in Path(f"/proc/{engine.process.pid}/maps").read_text()  # which only other builds need
     _check_configuring(engine)
-    engine.answer(wire.Start({"object": {"score_threshold": 0.3}}), wire.Started)
+    engine.process.send(messages.Start({"object": {"score_threshold": 0.3}}))
     _check_results(engine)
     _check_that_only_requested_dnns_answer(engine)
     _check_raising_stages(engine)
@@ -38,26 +38,25 @@ def test_the_whole_life_of_a_process(rig: Make) -> None:
     _check_isolation(engine)
     engine.process.kill("the engine was closed")
     end = engine.end()
-    assert (end.cause, end.exit_code, end.signal, end.running) == ("the engine was closed", None, signal.SIGKILL, ())
+    assert end.cause == "the engine was closed"
     assert engine.process.wait(0)
     assert not psutil.pid_exists(engine.process.pid)
-    engine.process.send(wire.Start({}))  # no effect
+    engine.process.send(messages.Start({}))  # no effect
     engine.process.kill("too late")
     assert engine.ends == [end]
 
 
 def _check_configuring(engine: Rig) -> None:
     refused = engine.configure(fake.build_wrong)
-    assert refused == wire.Refused("parameter dnn.object.model is 'nothing'\nand another line", expected=True)
+    assert refused == messages.Refused("parameter dnn.object.model is 'nothing'\nand another line", expected=True)
     refused = engine.configure(fake.build_broken)
     assert not refused.expected
     assert "KeyError: 'broken'" in refused.text
     assert "build_broken" in refused.text
     description = engine.configure().description
     assert description.device == "cpu"
-    assert psutil.Process(engine.process.pid).nice() == psutil.Process().nice() + 5  # the default of engine_nice
     assert description.dnns["object"].cameras == ("front", "rear")
-    reports = [message.progress for message in engine.all(wire.Progressed)]
+    reports = [message.progress for message in engine.all(messages.Progressed)]
     assert [(progress.ready, progress.total) for progress in reports][:2] == [(1, 2), (2, 2)]
 
 
@@ -74,7 +73,7 @@ def _check_results(engine: Rig) -> None:
         assert same(results["object"], expected)
         assert isinstance(results["mask"], Lanes)
         np.testing.assert_array_equal(results["mask"].mask, np.full(size, 200, np.uint8))
-    answers = {message.dnn: message for message in engine.all(wire.FrameResult) if message.number == 2}
+    answers = {message.dnn: message for message in engine.all(messages.FrameResult) if message.number == 2}
     assert answers["mask"].large == (720 * 1280,)
     assert answers["object"].large == ()
     assert answers["object"].timing.decode_ns == 2_000_000
@@ -86,16 +85,16 @@ def _check_results(engine: Rig) -> None:
 
 def _check_that_only_requested_dnns_answer(engine: Rig) -> None:
     number, slot = engine.offer(200, dnns=("mask",))
-    engine.until(lambda: any(answer.number == number for answer in engine.all(wire.FrameResult)), "answer")
+    engine.until(lambda: any(answer.number == number for answer in engine.all(messages.FrameResult)), "answer")
     slot.release()
     assert isinstance(engine.outcomes(200)["object"], Detections)  # it answers in order
-    assert [message.dnn for message in engine.all(wire.FrameResult) if message.number == number] == ["mask"]
+    assert [message.dnn for message in engine.all(messages.FrameResult) if message.number == number] == ["mask"]
 
 
 def _check_raising_stages(engine: Rig) -> None:
     for value, text in ((fake.RAISE, "this image raises"), (fake.NO_MEMORY, "Tried to allocate 20.00 GiB")):
         lost = engine.outcomes(value)["object"]
-        assert isinstance(lost, wire.FrameDropped)
+        assert isinstance(lost, messages.FrameDropped)
         assert lost.reason is DropReason.DNN_ERROR
         assert text in lost.message
 
@@ -104,33 +103,33 @@ def _check_raising_stages(engine: Rig) -> None:
 
     engine.until(lambda: failures() == [1, 2], "failures")  # reported after the frame
     assert len(engine.outcomes(200)["object"]) == 1
-    assert engine.process.status.running_jobs() == {}
+    assert engine.process.state.running_jobs() == {}
 
 
 def _check_updates(engine: Rig) -> None:
-    engine.process.send(wire.Update("object", "score_threshold", 0.99))
+    engine.process.send(messages.Update("object", "score_threshold", 0.99))
     assert len(engine.outcomes(200)["object"]) == 0
-    engine.process.send(wire.Update("object", "max_age_ms", 1.0))
+    engine.process.send(messages.Update("object", "max_age_ms", 1.0))
     lost = engine.outcomes(200)["object"]  # arrived 3 ms ago
     assert lost.reason is DropReason.TOO_OLD
-    engine.process.send(wire.Update("object", "max_age_ms", 0.0))
-    engine.process.send(wire.Update("object", "score_threshold", 0.0))
+    engine.process.send(messages.Update("object", "max_age_ms", 0.0))
+    engine.process.send(messages.Update("object", "score_threshold", 0.0))
 
 
 def _check_stop_and_start(engine: Rig) -> None:
     numbers = [engine.offer(fake.SLOW)[0] for _ in range(2)]
-    stopped = engine.answer(wire.Stop(5.0), wire.Stopped)
+    stopped = engine.answer(messages.Stop(5.0), messages.Stopped)
     assert stopped.hanging == ()
     position = engine.messages.index(stopped)
     settled = [
         (message.number, message.dnn)
         for message in engine.messages[:position]
-        if isinstance(message, (wire.FrameResult, wire.FrameDropped)) and message.number in numbers
+        if isinstance(message, (messages.FrameResult, messages.FrameDropped)) and message.number in numbers
     ]
     assert sorted(settled) == sorted((number, dnn) for number in numbers for dnn in ("mask", "object"))
     lost = engine.outcomes(200)["object"]
     assert lost.reason is DropReason.SHUTDOWN
-    engine.answer(wire.Start({}), wire.Started)
+    engine.process.send(messages.Start({}))
     assert len(engine.outcomes(200)["object"]) == 1
 
 
@@ -146,21 +145,21 @@ def _check_isolation(engine: Rig) -> None:
     assert "cyclonedds" not in maps
     assert "rclpy" not in maps
     assert "libtorch" in maps
-    heartbeat = engine.process.status.last_heartbeat_ns()
-    reports = len(engine.all(wire.Report))
-    engine.until(lambda: len(engine.all(wire.Report)) > reports + 1, "Memory")
-    assert engine.process.status.last_heartbeat_ns() > heartbeat
-    assert engine.all(wire.Report)[-1].memory["resident memory (bytes)"] > 10**8
-    assert engine.all(wire.Report)[-1].ended_threads == ()
+    heartbeat = engine.process.state.heartbeat_ns()
+    reports = len(engine.all(messages.Report))
+    engine.until(lambda: len(engine.all(messages.Report)) > reports + 1, "Memory")
+    assert engine.process.state.heartbeat_ns() > heartbeat
+    assert engine.all(messages.Report)[-1].memory["resident memory (bytes)"] > 10**8
+    assert engine.all(messages.Report)[-1].ended_threads == ()
 
 
 def test_configuring_in_the_background_at_low_priority_and_its_output(
     rig: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = rig("object")
-    assert isinstance(engine.configure(fake.build_talking, in_background=True), wire.Configured)
+    assert isinstance(engine.configure(fake.build_talking, in_background=True), messages.Configured)
     _check_priorities(engine)
-    (logged,) = (message for message in engine.all(wire.Logged) if "logged" in message.text)
+    (logged,) = (message for message in engine.all(messages.Logged) if "logged" in message.text)
     assert (logged.level, logged.name) == (logging.WARNING, "multi_dnn_ros.test")
     engine.process.kill("the engine was closed")
     tail = engine.end().output_tail.splitlines()
@@ -172,31 +171,31 @@ def test_configuring_in_the_background_at_low_priority_and_its_output(
 
 
 def _check_priorities(engine: Rig) -> None:
-    assert "nice 19" in [message.progress.text for message in engine.all(wire.Progressed)]
-    engine.answer(wire.Start({}), wire.Started)
+    assert "nice 19" in [message.progress.text for message in engine.all(messages.Progressed)]
+    engine.process.send(messages.Start({}))
     engine.outcomes(200)
     nice = thread_nice(engine.process.pid)
     assert nice.pop(engine.process.pid) == 19  # the main thread, which configures
-    serving = [value for value in nice.values() if value == psutil.Process().nice() + engine.config.engine_nice]
+    serving = [value for value in nice.values() if value == psutil.Process().nice()]
     assert len(serving) >= 6  # heartbeat, receive, report, workers, DNN
 
 
 def test_the_threads_of_a_session_prepared_in_the_background_have_the_priority_of_serving(rig: Make) -> None:
     """They run the DNNs after a model swap, and no unprivileged process can lower a nice value again."""
     engine = rig("object")
-    assert isinstance(engine.configure(fake.build_with_session, in_background=True), wire.Configured)
-    lines = [message.progress.text.split() for message in engine.all(wire.Progressed)]
+    assert isinstance(engine.configure(fake.build_with_session, in_background=True), messages.Configured)
+    lines = [message.progress.text.split() for message in engine.all(messages.Progressed)]
     (started,) = ([int(thread) for thread in words[1:]] for words in lines if words[:1] == ["started"])
     nice = thread_nice(engine.process.pid)
     assert nice[engine.process.pid] == 19  # the main thread, which configures
-    serving = psutil.Process().nice() + engine.config.engine_nice
+    serving = psutil.Process().nice()
     assert [nice.get(thread) for thread in started].count(serving) == 2  # besides the thread that calls the session
 
 
 def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:
     engine = rig("object")
     with pytest.raises((AttributeError, TypeError)):
-        engine.process.send(wire.Configure(settings("object"), ("object",), lambda config, progress: None))
+        engine.process.send(messages.Configure(settings("object"), ("object",), lambda config, progress: None))
 
 
 def test_the_imports_before_configuring_depend_on_the_build() -> None:

@@ -1,4 +1,4 @@
-"""ProcessHost with real engine processes: configuring, serving, and replacing processes that end or hang."""
+"""Host with real engine processes: configuring, serving, and replacing processes that end or hang."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import fake_pipelines
-import psutil
 import pytest
 from engine_faults import engine_pids
-from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import WAIT_S, HostRig, descriptors
 
 from multi_dnn_ros.engine.task import Drop, DropReason
+from multi_dnn_ros.serving.descriptions import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
-from multi_dnn_ros.serving.process_host import ProcessHost
-from multi_dnn_ros.serving.process_priority import nice_increment
+from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.slots import slots_needed
 
 
@@ -50,9 +46,9 @@ def test_configure_reports_progress_and_describes_the_engine(make: Callable[...,
     assert rig.description.dnns["object"].cameras == ("front",)
     (idle,) = rig.host.statuses()
     assert (idle.name, idle.level, idle.text) == ("engine cpu", Level.OK, "ready")
-    assert not rig.host.has_engine_for("front")
+    assert not rig.host.serves("front")
     rig.start()
-    assert rig.host.has_engine_for("front")
+    assert rig.host.serves("front")
     (serves,) = rig.host.statuses()
     assert (serves.level, serves.text) == (Level.OK, "serving")
     assert serves.values["pid"] == engine_pids()[0]
@@ -68,7 +64,7 @@ def test_configure_reports_progress_and_describes_the_engine(make: Callable[...,
     ],
 )
 def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, words: str, expected: bool) -> None:
-    host = ProcessHost(build)
+    host = Host(build)
     before = descriptors()
     with pytest.raises(ConfigureError) as caught:
         host.configure(settings("object"), lambda progress: None)
@@ -82,7 +78,7 @@ def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
 def test_configuring_can_be_cancelled(end: str) -> None:
-    host = ProcessHost(fake_pipelines.build_slowly)
+    host = Host(fake_pipelines.build_slowly)
     progress: list[Any] = []
     failures: list[BaseException] = []
 
@@ -111,7 +107,7 @@ def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callab
         assert rig.traffic.discrepancies() == []
         dropped = [figures.dropped for figures in rig.traffic.streams().values()]
         assert all(not drops.get(DropReason.ENGINE_LOST) for drops in dropped)
-        assert not rig.host.has_engine_for("front")
+        assert not rig.host.serves("front")
         rig.restart()
         assert rig.pid() == pid
 
@@ -159,7 +155,7 @@ def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
     while rig.pid() == pid:
         rig.host.update("object", "score_threshold", 0.1)
         rig.host.statuses()
-        rig.host.has_engine_for("front")
+        rig.host.serves("front")
         rounds += 1
         time.sleep(0.002)
     assert rounds >= 10, "a caller that is blocked until the process is replaced calls once"
@@ -167,32 +163,6 @@ def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
     status = rig.status()
     assert status is not None
     assert "no heartbeat" in str(status.values["last loss"])
-
-
-@pytest.mark.parametrize("how", ["both hang", "the standby hangs later", "the standby hangs, the other is killed"])
-def test_a_standby_that_hangs_does_not_take_over(
-    make: Callable[..., HostRig], caplog: pytest.LogCaptureFixture, how: str
-) -> None:
-    rig = make("lane", "object", standby="hot", heartbeat_timeout_s=2.0).start()
-    spare = rig.wait_standby("hot, ready")
-    pid = rig.pid()
-    processes = [pid, spare] if how == "the standby hangs later" else [spare, pid]
-    begin = time.monotonic()
-    for each in processes:
-        os.kill(each, signal.SIGKILL if each == pid and "killed" in how else signal.SIGSTOP)
-        if how == "the standby hangs later":
-            time.sleep(0.3)
-    rig.until(lambda: rig.pid() not in (0, pid), "another process")
-    assert rig.pid() != spare
-    rig.wait_results()
-    print(f"{how}: {time.monotonic() - begin:.1f} s")
-    status = rig.status()
-    assert status is not None
-    assert status.values["restarts"] == 1
-    lost = [record.message for record in caplog.records if " was lost" in record.message]
-    assert len([line for line in lost if "the standby was lost" in line]) == 1
-    assert len(lost) == 2, lost
-    rig.wait_standby("hot, ready")
 
 
 def test_a_process_with_a_fault_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
@@ -209,21 +179,6 @@ def test_a_process_with_a_fault_is_replaced_before_it_has_ended(make: Callable[.
     assert "illegal memory access" in str(status.values["last loss"])
     assert float(str(status.values["gap (ms)"])) < 3000.0
     rig.until(lambda: (one := rig.status()) is not None and one.level is Level.OK, "OK after fault_window_s")
-
-
-@pytest.mark.parametrize("engine_nice", [0, 7])
-def test_engine_nice_is_added_to_the_nice_value_of_every_thread(make: Callable[..., HostRig], engine_nice: int) -> None:
-    rig = make("object", engine_nice=engine_nice).start()
-    nice = thread_nice(rig.pid())
-    assert len(nice) >= 6
-    assert set(nice.values()) == {psutil.Process().nice() + engine_nice}
-    session = Path(f"/proc/{rig.pid()}/autogroup")
-    assert not session.exists() or session.read_text().split()[-1] == str(engine_nice)
-
-
-def test_the_priority_is_unchanged_on_a_gpu() -> None:
-    assert nice_increment("cuda", 5) == 0
-    assert nice_increment("cpu", 5) == 5
 
 
 def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) -> None:
@@ -250,7 +205,7 @@ def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[...
         original(result)
 
     rig.host.update("object", "score_threshold", 0.9)
-    object.__setattr__(rig.traffic.accounts._callbacks, "on_result", record)
+    object.__setattr__(rig.traffic.ledger._callbacks, "on_result", record)
     for _ in range(2):
         rig.until(lambda: sizes and sizes[-1] == 0, "an empty result")
         pid = rig.pid()
@@ -274,7 +229,7 @@ def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRi
             lost.append(drop)
         original(drop)
 
-    object.__setattr__(rig.traffic.accounts._callbacks, "on_drop", record)
+    object.__setattr__(rig.traffic.ledger._callbacks, "on_drop", record)
     rig.once["front"] = SEGFAULT
     rig.until(lambda: (one := rig.status()) is not None and one.values["restarts"] == 1, "a restart")
     rig.wait_results()
@@ -297,7 +252,7 @@ def test_the_age_of_the_supervision_grows_while_it_hangs(make: Callable[..., Hos
             released.wait(WAIT_S)
         return EngineProcess(*arguments, **named)
 
-    assert ProcessHost().supervision_age_s() == 0.0, "nothing to supervise"
+    assert Host().supervision_age_s() == 0.0, "nothing to supervise"
     rig = make("lane", make=slow).start()
     rig.until(lambda: rig.host.supervision_age_s() < 0.2, "a supervision that runs")
     pid = rig.pid()

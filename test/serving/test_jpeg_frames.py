@@ -31,11 +31,11 @@ from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
 from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine import DropReason, Frame, Result
-from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.host import ConfigureError
-from multi_dnn_ros.serving.local_host import LocalHost
+from multi_dnn_ros.serving.descriptions import ConfigureError
+from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.image_decoding import decode_compressed, jpeg_for_device
 
@@ -85,16 +85,16 @@ def test_the_description_says_whether_the_engine_decodes_jpeg(transport: str, mo
     config = compressed(settings("object"), mode)
     config.cameras["front"].transport = transport  # type: ignore[assignment]
     config.device = "cpu:1" if can else "cpu:2"
-    host = LocalHost(build_on_device)
+    config.isolation = "none"
+    host = Host(build_on_device)
     assert host.configure(config, lambda progress: None).decodes_jpeg is used
-    assert host.decodes_jpeg("front", ("object",)) is used
     host.close()
 
 
 def test_a_device_that_cannot_is_an_error_if_the_parameter_requires_it() -> None:
     config = compressed(settings("object"), "gpu")
-    config.device = "cpu:2"
-    host = LocalHost(build_on_device)
+    config.device, config.isolation = "cpu:2", "none"
+    host = Host(build_on_device)
     with pytest.raises(
         ConfigureError, match=r"camera.front.jpeg_decoder is 'gpu'.*cpu.*allowed there: auto, cpu"
     ) as found:
@@ -111,9 +111,10 @@ class Camera:
 
     def __init__(self) -> None:
         self.host, self.ends, self.bad = FakeHost(), Ends(), []  # type: ignore[var-annotated]
-        self.host.accounts = Accounts({"object": ("front",), "lane": ("front",)}, self.ends.callbacks(), FakeClock())
+        dnns = {dnn: DnnSettings(("front",)) for dnn in ("object", "lane")}
+        self.host.ledger = Ledger(dnns, self.ends.callbacks(), FakeClock())
         self.host.on_device = {"object", "lane"}
-        self.decoder = CameraDecoder("front", self.host, self.host.accounts, self.bad.append)  # type: ignore[arg-type]
+        self.decoder = CameraDecoder("front", self.host, self.host.ledger, self.bad.append)  # type: ignore[arg-type]
         self.decoder.start()
 
     def send(self, image: Any) -> Any:
@@ -200,7 +201,7 @@ def test_a_damaged_file_in_a_slot_is_a_counted_drop(cpu_engine: Rig) -> None:
     dropped = cpu_engine.outcomes_of(file)["object"]
     assert dropped.reason is DropReason.BAD_IMAGE
     assert dropped.message.startswith("data cannot be decoded")
-    assert not isinstance(cpu_engine.outcomes_of(jpeg())["object"], wire.FrameDropped)
+    assert not isinstance(cpu_engine.outcomes_of(jpeg())["object"], messages.FrameDropped)
     assert cpu_engine.failures() == []
 
 
@@ -258,13 +259,12 @@ def test_the_process_decodes_on_its_device(make: Callable[[NodeConfig], JpegRig]
 
 def test_a_frame_for_two_devices_is_stored_as_pixels_unless_both_decode(make: Callable[[NodeConfig], JpegRig]) -> None:
     config = settings("object", "object2", cameras=("front", "rear"))
-    config.dnns["object"].device, config.dnns["object2"].device = ["cpu:1"], ["cpu:2"]
+    config.dnns["object"].device, config.dnns["object2"].device = "cpu:1", "cpu:2"
     config.dnns["object"].cameras, config.dnns["object2"].cameras = ["front", "rear"], ["rear"]
     rig = make(config).start()
     assert not rig.description.decodes_jpeg
-    assert rig.host.decodes_jpeg("front", ("object",))
-    assert not rig.host.decodes_jpeg("rear", ("object", "object2"))
-    assert rig.host.decodes_jpeg("rear", ("object",))
+    assert rig.host.decodes_jpeg(("object",))
+    assert not rig.host.decodes_jpeg(("object", "object2"))
     rig.until(lambda: {200, MARK} <= set(rig.traffic.values["object"]), "results of both cameras")
     assert set(rig.traffic.values["object2"]) == {200}
 
@@ -279,7 +279,7 @@ def test_a_process_that_replaces_a_lost_one_may_have_no_decoder(
     jpeg_pipelines.withdraw(file)
     os.kill(rig.pid(), signal.SIGKILL)
     rig.wait_value("object", 200)
-    assert not rig.host.decodes_jpeg("front", ("object",))
+    assert not rig.host.decodes_jpeg(("object",))
     file.unlink()
     rig.wait_results(count=45)  # for longer than fault_window_s
     os.kill(rig.pid(), signal.SIGKILL)

@@ -17,8 +17,7 @@ from host_rig import HostRig
 from host_traffic import HostTraffic
 
 from multi_dnn_ros.engine.task import Result
-from multi_dnn_ros.serving.host import SwapPhase
-from multi_dnn_ros.serving.model_swap import ModelSwap
+from multi_dnn_ros.serving.swap import Swap, SwapPhase
 
 
 class _Traffic(HostTraffic):
@@ -40,10 +39,10 @@ class _Rig(HostRig):
     def _new_traffic(self) -> _Traffic:
         return _Traffic(self.host, self.description, self.rates, self._picture, self.config.stop_timeout_s)
 
-    def swap(self, **models: str) -> ModelSwap:
+    def swap(self, **models: str) -> Swap:
         return self.host.swap({dnn: {"model": model} for dnn, model in models.items()}, lambda: None)
 
-    def committed(self, swap: ModelSwap) -> bool:
+    def committed(self, swap: Swap) -> bool:
         """Commit the swap once its preparation has ended. Returns whether that was possible."""
         self.until(lambda: swap.state().phase is not SwapPhase.PREPARING, "the preparation")
         return swap.commit()

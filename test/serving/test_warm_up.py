@@ -6,7 +6,7 @@ import torch
 
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.planning.frame_times import time_on_black_ms
-from multi_dnn_ros.serving.warm_up import warm_up
+from multi_dnn_ros.serving.configure import warm_up
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")

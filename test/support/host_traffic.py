@@ -14,10 +14,11 @@ import numpy.typing as npt
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.statistics import DnnCameraStatistics
-from multi_dnn_ros.engine.task import Drop, Result, Timing
-from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
-from multi_dnn_ros.serving.host import EngineDescription, Host
+from multi_dnn_ros.serving.descriptions import EngineDescription
+from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 
 #: (camera, index of the image) -> image, (H, W, 3) uint8.
 Picture = Callable[[str, int], npt.NDArray[np.uint8]]
@@ -52,22 +53,20 @@ class HostTraffic:
         self._picture = picture
         self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()
-        streams = {name: dnn.cameras for name, dnn in description.dnns.items()}
-        self.accounts = Accounts(
-            streams,
+        self.ledger = Ledger(
+            {name: DnnSettings(dnn.cameras) for name, dnn in description.dnns.items()},
             Callbacks(self._on_result, self._on_drop, self.seen.failures.append),
-            time.monotonic_ns,
-            on_answered=self._on_answered,
+            on_answered=lambda camera: self._decoders[camera].wake(),
         )
-        for stream in self.accounts.statistics().by_dnn_and_camera:
+        for stream in self.ledger.statistics().by_dnn_and_camera:
             self.seen.results_ns[stream], self.seen.counted[stream] = [], {}
-        self._decoders = {camera: CameraDecoder(camera, host, self.accounts, lambda error: None) for camera in rates_hz}
+        self._decoders = {camera: CameraDecoder(camera, host, self.ledger, lambda error: None) for camera in rates_hz}
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._feed, args=(camera,), daemon=True) for camera in rates_hz]
 
     def start(self) -> None:
         """Start the host and the cameras."""
-        self._host.start(self.accounts)
+        self._host.start(self.ledger)
         for thread in (*self._decoders.values(), *self._threads):
             thread.start()
 
@@ -81,11 +80,11 @@ class HostTraffic:
         return self._host.stop(self._stop_timeout_s)
 
     def streams(self) -> Mapping[tuple[str, str], DnnCameraStatistics]:
-        """The accounts of all streams."""
-        return self.accounts.statistics().by_dnn_and_camera
+        """The figures of all streams."""
+        return self.ledger.statistics().by_dnn_and_camera
 
     def discrepancies(self) -> list[str]:
-        """After :meth:`stop`: inconsistencies between accounts and reports, one line each."""
+        """After :meth:`stop`: inconsistencies between ledger and reports, one line each."""
         found = []
         for (dnn, camera), figures in self.streams().items():
             dropped = sum(figures.dropped.values())
@@ -134,9 +133,6 @@ class HostTraffic:
         return decode
 
     # -- called in the host's threads
-
-    def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
-        self._decoders[camera].answered(dnn, handed_ns, timing)
 
     def _on_result(self, result: Result) -> None:
         stream = result.dnn, result.frame.camera

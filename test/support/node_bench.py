@@ -23,9 +23,7 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.ros.engine_host import make_host
 from multi_dnn_ros.ros.node import MultiDnnNode
-from multi_dnn_ros.serving.local_host import LocalHost
 
 WAIT_S = 60.0
 _TRANSITIONS = {
@@ -61,7 +59,6 @@ class Bench:
         overrides = [Parameter(name, value=value) for name, value in values.items()]
         settings = {
             "build": build,
-            "host": lambda isolation, build: LocalHost(build) if isolation == "none" else make_host(isolation, build),
             "context": self.context,
             "parameter_overrides": overrides,
             **arguments,

@@ -101,7 +101,7 @@ def undisturbed(model: Path, colours: Path, tmp_path_factory: pytest.TempPathFac
 def training(model: Path, output: Path, data: Path, checkpoint: Path) -> list[str]:
     return ["retrain", str(model), "--output", str(output), "--data", f"classes:{data}", "--device", "cpu",
             "--decoder", "classification", "--batch-size", "7", "--lr", "0.01", "--epochs", str(_EPOCHS),
-            "--checkpoint", str(checkpoint), "--checkpoint-every", "10"]  # fmt: skip
+            "--checkpoint", str(checkpoint)]  # fmt: skip
 
 
 def digest(path: Path) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from small_disk import small_disk
 from torch.nn import functional as F
 
 from multi_dnn_ros.training.batches import Batches, Inputs
-from multi_dnn_ros.training.data import PARTS, Data, DataRequest, Task, open_data
+from multi_dnn_ros.training.data import PARTS, Data, DataRequest, Task, check_data, open_data
 from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, NO_BOX, DatasetError, Rows, Sample, truth_of
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -75,11 +74,6 @@ def test_a_test_folder_is_used_if_it_exists(tmp_path: Path) -> None:
     assert [len(data.part(part)) for part in ("train", "choice", "test")] == [6, 6, 5]  # type: ignore[arg-type]
 
 
-def empty_class(root: Path) -> None:
-    class_folders(root)
-    (root / "train" / "blue").mkdir()
-
-
 def one_class(root: Path) -> None:
     for part in ("train", "val"):
         picture(root / part / "red" / "a.png", (200, 0, 0))
@@ -95,10 +89,9 @@ def unknown_class(root: Path) -> None:
     [
         (lambda root: None, r"train: no such folder; expected DIR/train/<class>"),
         (lambda root: class_folders(root, ("train",)), "val: no such folder"),
-        (empty_class, "blue: no images"),
-        (one_class, "one class only, red"),
+        (one_class, "1 class folders; expected at least two"),
         (unknown_class, "folder blue is not a class of the training part"),
-        (lambda root: [(root / part).mkdir(parents=True) for part in ("train", "val")], "no images; expected <class>"),
+        (lambda root: [(root / part).mkdir(parents=True) for part in ("train", "val")], "0 class folders; expected"),
     ],
 )
 def test_a_wrong_folder_of_classes_is_named(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
@@ -114,6 +107,31 @@ def test_a_corrupt_image_ends_the_reading_with_its_name(tmp_path: Path) -> None:
     batches = Batches([rows], "classes", Inputs(), 2, 0, torch.device("cpu"))
     with pytest.raises(DatasetError, match=r"red/1\.png: not a readable image"):
         list(batches.epoch(0))
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", None])
+def test_unreadable_images_are_left_out(
+    content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Empty, not an image, and cut off in the middle. More than one in a hundred is an error."""
+    for number, name in enumerate(("a", "b")):
+        for part in ("train", "val", "test"):
+            for k in range(60):
+                picture(tmp_path / part / name / f"{k}.png", (k, 9 * number, 0), (8, 8))
+    data = opened(f"classes:{tmp_path}")
+    bad = [tmp_path / "train" / "a" / f"{k}.png" for k in (7, 8)]
+    bad[0].write_bytes(bad[0].read_bytes()[:60] if content is None else content)
+    checked = check_data(data, progress=False)
+    assert [len(checked.part(part)) for part in PARTS] == [119, 120, 120]
+    assert f"part train (120 images): 1 unusable: {bad[0]}: not a readable image" in caplog.text
+    bad[1].write_bytes(b"nothing")
+    with pytest.raises(DatasetError, match=r"2 unusable: .*7\.png.*8\.png.*; allowed: 1%"):
+        check_data(data, progress=False)
+
+
+def test_a_small_validation_part_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_data(opened(f"classes:{class_folders(tmp_path)}"), progress=False)
+    assert "part validation (1 images): with fewer than 50 the best epoch may be selected by chance" in caplog.text
 
 
 # --- COCO -------------------------------------------------------------------------------------------------------------
@@ -166,10 +184,10 @@ def test_coco_boxes_follow_a_letterbox(tmp_path: Path) -> None:
     assert int(row["image"][0, 32, 32]) == 50
 
 
-def test_boxes_that_do_not_fit_into_a_row_are_named(tmp_path: Path) -> None:
+def test_boxes_that_do_not_fit_into_a_row_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     many = [{"id": k, "image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]} for k in range(MAX_BOXES + 1)]
     rows = opened(f"coco:{coco(tmp_path, annotations=many)}", "boxes", ("car",)).part("test")
-    assert rows.unusable == (f"{tmp_path}/val2017/a.png: 97 boxes, of which the first 96 are used",)
+    assert "1 images have more than 96 boxes, whose further boxes are left out: a.png" in caplog.text
     assert int((rows.read(0)["classes"] == 0).sum()) == MAX_BOXES
 
 
@@ -183,9 +201,8 @@ def test_boxes_that_do_not_fit_into_a_row_are_named(tmp_path: Path) -> None:
         ({"images": 5}, "not COCO's detection format"),
         ({"images": [{"id": float("inf"), "file_name": "a.png", "width": 96, "height": 64}]}, "OverflowError"),
         ({"categories": [{"id": 3, "name": "boat"}]}, "KeyError: .annotation 2"),
-        ({"annotations": []}, "no box of the classes person, car"),
         ({"annotations": [{"id": 1, "image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}]}, "annotation 1"),
-        ({"annotations": [{"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2]}]}, "annotation 1"),
+        ({"annotations": [{"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2]}]}, "ValueError"),
     ],
 )
 def test_wrong_coco_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -194,9 +211,18 @@ def test_wrong_coco_is_named(tmp_path: Path, changes: dict[str, Any], message: s
         opened(f"coco:{tmp_path}", "boxes", ("person", "car")).part("train")
 
 
+def test_an_image_or_mask_of_another_size_than_its_truth_is_named(tmp_path: Path) -> None:
+    picture(coco(tmp_path) / "val2017" / "a.png", (50, 50, 50), (64, 64))
+    with pytest.raises(DatasetError, match=r"a\.png: is 64x64, its annotations are for 96x64"):
+        opened(f"coco:{tmp_path}", "boxes", ("car",)).part("test").read(0)
+    picture(lane_folders(tmp_path / "lanes") / "val" / "images" / "a.png", (50, 50, 50), (64, 64))
+    with pytest.raises(DatasetError, match=r"masks/a\.png: 48x32 does not have the aspect ratio of its image, 64x64"):
+        opened(f"lanes:{tmp_path / 'lanes'}", "lanes").part("test").read(0)
+
+
 def test_coco_of_other_classes_and_damaged_json(tmp_path: Path) -> None:
     coco(tmp_path)
-    with pytest.raises(DatasetError, match="categories car, tree, person; the network's classes are boat"):
+    with pytest.raises(DatasetError, match="categories car, tree, person; the network's classes: boat"):
         opened(f"coco:{tmp_path}", "boxes", ("boat",)).part("train")
     (tmp_path / "annotations" / "instances_val2017.json").write_text("{")
     with pytest.raises(DatasetError, match=r"instances_val2017\.json: not JSON"):
@@ -253,13 +279,6 @@ def test_masks_of_16_bits_may_hold_small_numbers(tmp_path: Path) -> None:
     assert row["mask"].unique().tolist() == [0, 255]
 
 
-def test_two_lane_images_of_one_name_are_named(tmp_path: Path) -> None:
-    picture(lane_folders(tmp_path) / "val" / "images" / "a.bmp", (90, 90, 90), (96, 64))
-    rows = opened(f"lanes:{tmp_path}", "lanes").part("test")
-    assert [rows.name(k) for k in range(len(rows))] == [f"{tmp_path}/val/images/{name}.png" for name in ("a", "b")]
-    assert [text for text in rows.unusable if text.startswith(f"{tmp_path}/val/images/a.bmp: another file")]
-
-
 @pytest.mark.parametrize(
     ("name", "task", "message"),
     [
@@ -285,12 +304,12 @@ def yolo(root: Path, lines: str = "1 0.5 0.5 0.5 0.25\n0 0.1 0.1 0.1 0.1\n1 1.5 
     return root
 
 
-def test_yolo(tmp_path: Path) -> None:
+def test_yolo(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = opened(f"yolo:{yolo(tmp_path)}", "boxes", ("person", "car"))
     rows, test = data.part("train"), data.part("test")
     assert rows.read(0)["boxes"][0].tolist() == [12, 12, 36, 20]  # of 48x32
     assert rows.read(0)["classes"][:2].tolist() == [1, NO_BOX]
-    assert rows.unusable == (f"{tmp_path}/labels/train/a.txt, line 3: the box is empty or outside the image",)
+    assert "1 empty boxes, or boxes outside their image are left out: a.txt, line 3" in caplog.text
     assert len(test) == 2
     assert test.read(1)["classes"].unique().tolist() == [NO_BOX]
 
@@ -304,7 +323,7 @@ def test_a_wrong_line_of_yolo_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_yolo_without_names_or_of_other_classes(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="classes tree, car; the network's classes are boat"):
+    with pytest.raises(DatasetError, match="classes tree, car; the network's classes: boat"):
         opened(f"yolo:{yolo(tmp_path)}", "boxes", ("boat",)).part("train")
     (tmp_path / "data.yaml").write_text("nc: 2\n")
     with pytest.raises(DatasetError, match=r"data\.yaml: no class names"):
@@ -407,10 +426,10 @@ def test_the_road_is_rendered_once_for_each_framing(tmp_path: Path) -> None:
         found.append(rows.read(0)["image"])
     assert set(found[1][0, :5].unique().tolist()) == {114}
     assert not torch.equal(found[0], found[2])
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes_*/*")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes_*")}
     again = open_data(f"road:{tmp_path}", DataRequest("lanes", LETTERBOX, scenes=2)).part("test")
     assert torch.equal(again.read(0)["image"], found[1])
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes_*/*")}
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes_*")}
 
 
 def test_generated_road_for_both_tasks(tmp_path: Path) -> None:
@@ -420,21 +439,16 @@ def test_generated_road_for_both_tasks(tmp_path: Path) -> None:
     assert set(boxes.read(0)) == {"image", "boxes", "classes"}
     assert int(boxes.read(0)["classes"].max()) <= 0
     assert set(lanes.read(0)) == {"image", "mask"}
-    with pytest.raises(DatasetError, match="shows car, truck, pedestrian; the network's classes are boat"):
+    with pytest.raises(DatasetError, match="shows car, truck, pedestrian; the network: boat"):
         opened(f"road:{tmp_path}", "boxes", ("boat",))
 
 
-def test_damaged_or_interrupted_scenes_are_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_given: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OSError, match=r"No space left on device: '.*\.npy'"):
-            opened(f"road:{tmp_path}", "lanes").part("test").read(0)
-    assert not list(tmp_path.glob("*scenes_*/*"))
+def test_damaged_or_interrupted_scenes_are_no_data(tmp_path: Path) -> None:
+    with small_disk(10_000), pytest.raises(OSError, match="File too large"):
+        opened(f"road:{tmp_path}", "lanes").part("test").read(0)
+    assert not list(tmp_path.glob("*scenes_*.npy"))
     opened(f"road:{tmp_path}", "lanes").part("test").read(0)
-    (file,) = tmp_path.glob("scenes_*/mask.npy")
+    (file,) = tmp_path.glob("scenes_*.npy")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(DatasetError, match=r"damaged .*; remove it"):
         opened(f"road:{tmp_path}", "lanes").part("test").read(0)

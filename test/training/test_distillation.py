@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torchvision.models import detection
 
+from multi_dnn_ros.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.training.classification import ClassificationLoss
-from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
-from multi_dnn_ros.training.losses import TorchvisionLoss
+from multi_dnn_ros.training.distillation import Distilled, class_difference
+from multi_dnn_ros.training.losses import ClassificationLoss, TorchvisionLoss
 from multi_dnn_ros.training.trainable import make_trainable
-from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,15 +55,11 @@ def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:
     torch.manual_seed(0)
     teacher = nn.Conv2d(3, 6, 3).eval()
     batch = {"image": torch.rand(2, 3, 8, 8)}
-    alone = Distilled(None, teacher, raw_outputs)
+    alone = Distilled(None, teacher, 0.5, False, "fp32")
     assert float(alone(teacher(batch["image"]), batch)) == 0.0
     assert float(alone(teacher(batch["image"]) + 1.0, batch)) > 0.1
     logits = torch.randn(4, 5)
-    assert float(SoftTargets()(logits, logits)) == pytest.approx(0.0, abs=1e-6)
-    with pytest.raises(ValueError, match="the teacher has 5 classes, the network 4"):
-        SoftTargets()(logits[:, :4], logits)
-    with pytest.raises(ValueError, match=r"teacher's outputs have shapes \[\(4, 5\)\], the network's \[\(4, 4\)\]"):
-        raw_outputs(logits[:, :4], logits)
+    assert float(class_difference(logits, logits)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_teacher_s_share_counts() -> None:
@@ -72,6 +67,7 @@ def test_the_teacher_s_share_counts() -> None:
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
     batch = {"image": torch.rand(4, 3, 2, 2), "label": torch.tensor([0, 1, 2, 0])}
     outputs = torch.randn(4, 3)
-    truth, answers = ClassificationLoss(), SoftTargets()
-    expected = 0.75 * answers(outputs, teacher(batch["image"])) + 0.25 * truth(outputs, batch)
-    assert float(Distilled(truth, teacher, answers, weight=0.75)(outputs, batch)) == pytest.approx(float(expected))
+    truth = ClassificationLoss()
+    expected = 0.75 * class_difference(outputs, teacher(batch["image"])) + 0.25 * truth(outputs, batch)
+    found = Distilled(truth, teacher, 0.75, True, "fp32")(outputs, batch)
+    assert float(found) == pytest.approx(float(expected))

@@ -7,8 +7,7 @@ import torch
 
 from multi_dnn_ros.models.networks import cells
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.classification import ClassificationLoss
-from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
+from multi_dnn_ros.training.losses import ClassificationLoss, DetectionLoss, LaneLoss
 from multi_dnn_ros.training.samples import CROWD, IGNORED
 
 SIZE, STRIDES = (64, 64), (8, 16, 32)

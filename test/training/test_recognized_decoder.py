@@ -93,7 +93,7 @@ def test_a_teacher_and_a_student_need_no_decoder(
         example = (torch.zeros(1, 3, SIZE[1], SIZE[0]),)
         torch.export.save(torch.export.export(TinyMap().eval(), example), tmp_path / f"{name}.pt2")
     command = ["retrain", str(tmp_path / "student.pt2"), "--teacher", str(tmp_path / "teacher.pt2"), "--data", lines,
-               "--output", str(tmp_path / "out.pt2"), "--epochs", "1", "--device", "cpu", "--quiet"]  # fmt: skip
+               "--output", str(tmp_path / "out.pt2"), "--epochs", "1", "--device", "cpu"]  # fmt: skip
     assert main(command) == 0
     error = capsys.readouterr().err
     for name in ("teacher", "student"):

@@ -24,18 +24,18 @@ from torch import nn
 
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.training import checkpoint
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Data
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.retrain import _check_same_outputs, _loss, retrain
+from multi_dnn_ros.training.losses import ClassificationLoss
+from multi_dnn_ros.training.retrain import _loss, retrain
 from multi_dnn_ros.training.trainable import Trainable, make_trainable
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -64,7 +64,7 @@ def not_a_number(path: Path) -> Path:
 
 
 def arguments(model: str | Path, out: Path, data: str, *more: str) -> list[str]:
-    return ["retrain", str(model), "--output", str(out), "--data", data, "--device", "cpu", "--quiet", *more]
+    return ["retrain", str(model), "--output", str(out), "--data", data, "--device", "cpu", *more]
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_a_builder_learns_classes_and_is_evaluated(
     assert description.labels == ("green", "red")
     training = description.provenance["training"]
     assert training["test_scores"]["after"]["top1"] == 1.0
-    assert training["data"] == [data]
+    assert list(training["data"]) == [data]
     assert training["schedule"]["epochs"] == 8
     assert len(training["history"]) == 8
 
@@ -112,8 +112,6 @@ def test_a_builder_learns_classes_and_is_evaluated(
         description.provenance["training"]["test_scores"]["after"]["top1"]
     )
     assert all(model in shown for model in models)
-    assert "1.0000" in (report / "report.md").read_text()
-    assert (report / "networks.png").read_bytes()[:4] == b"\x89PNG"
 
 
 # Shorter tests: test_training_command trains a detector, test_cli_decompose loads a decomposed network into the node, a
@@ -157,7 +155,7 @@ def test_lanes_learn_from_several_sets(tmp_path: Path) -> None:
     sets = [f"road:{tmp_path / 'road'}", "--data", f"lanes:{tmp_path / 'own'}"]
     assert main(arguments("builtin:lane", out, *sets, "--scenes", "2", "--epochs", "1", "--batch-size", "2")) == 0
     training = load_artifact(out)[1].provenance["training"]
-    assert training["data"] == [sets[0], sets[2]]
+    assert list(training["data"]) == [sets[0], sets[2]]
     assert 0.0 <= training["test_scores"]["after"]["f1"] <= 1.0
     assert load_dnn("lane", DnnConfig(role="lane", model=str(out))).role == "lane"
 
@@ -201,6 +199,7 @@ import sys, torch
 from pathlib import Path
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.training import distributed
 sys.path.insert(0, {folder!r})
 from test_retrain import learn
@@ -226,7 +225,7 @@ def learn() -> nn.Module:
     # Batches of nine: two processes get four and five images of each.
     batches = FixedBatches({"image": image, "label": torch.arange(27) % 3}, 9, seed=3)
     schedule = Schedule(3, 0.05, optimizer="sgd", ema=0.9, precision="fp32")
-    train(network, batches, ClassificationLoss(), lambda net: {"top1": 0.0}, schedule, main="top1", progress=False)
+    train(network, batches, ClassificationLoss(), lambda net: {"top1": 0.0}, schedule, main="top1")
     return network
 
 
@@ -341,9 +340,7 @@ def test_a_limit_scores_images_of_all_classes(
     command = ["evaluate", str(model), "--decoder", "classification", "--data", f"classes:{colours}", "--device", "cpu"]
     for limit in ("2", "4"):
         assert main([*command, "--limit", limit, "--report", str(report)]) == 0
-        expected = f"Scored on the test part: classes:{colours} ({limit} images)."
-        assert expected in capsys.readouterr().out
-        assert expected in (report / "report.md").read_text()
+        assert f"Scored on the test part: classes:{colours} ({limit} images)." in capsys.readouterr().out
         (network_row,) = json.loads((report / "report.json").read_text())["networks"]
         assert network_row["scores"][f"classes:{colours}"]["top1"] == 0.5
 
@@ -371,7 +368,7 @@ def test_an_interrupted_evaluation_keeps_the_networks_before(
     assert [row["model"] for row in rows] == models[:1]
 
 
-def test_evaluate_names_images_without_a_mask_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluate_names_images_without_a_mask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     images, masks = (tmp_path / "val" / kind for kind in ("images", "masks"))
     for folder in (images, masks, tmp_path / "train"):
         folder.mkdir(parents=True)
@@ -379,8 +376,7 @@ def test_evaluate_names_images_without_a_mask_once(tmp_path: Path, caplog: pytes
         cv2.imwrite(str(images / f"{name}.png"), np.zeros((96, 160, 3), np.uint8))
     cv2.imwrite(str(masks / "a.png"), np.zeros((96, 160), np.uint8))
     assert main(["evaluate", "builtin:lane", "builtin:lane", "--data", f"lanes:{tmp_path}", "--device", "cpu"]) == 0
-    assert caplog.text.count("part test (1 images): 1 unusable: ") == 1
-    assert "b.png: no mask of this name" in caplog.text
+    assert "1 images without a mask are left out: b.png" in caplog.text
 
 
 def test_a_part_without_any_object_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,7 +407,7 @@ def test_a_checkpoint_of_another_network_is_refused(
     other = nn.Sequential(nn.Flatten(), nn.Linear(768, 2)).eval()
     torch.export.save(torch.export.export(other, (torch.zeros(1, 3, 16, 16),)), tmp_path / "other.pt2")
     assert main(arguments(tmp_path / "other.pt2", tmp_path / "out.pt2", data, *run)) == 1
-    assert f"{checkpoint}: checkpoint of another network" in capsys.readouterr().err
+    assert f"{checkpoint}: checkpoint of another run: " in capsys.readouterr().err
     assert checkpoint.read_bytes() == before
 
 
@@ -421,7 +417,7 @@ def test_a_checkpoint_is_written_by_one_training_at_a_time(
     model, written = small_classifier(tmp_path / "in.pt2"), tmp_path / "run" / "state"
     run = ["--decoder", "classification", "--epochs", "1", "--batch-size", "8", "--checkpoint", str(written)]
     command = arguments(model, tmp_path / "out.pt2", f"classes:{colours}", *run)
-    with checkpoint.lock(written):
+    with lock_file(written.with_name("state.lock"), "", ""):
         assert main(command) == 1
     assert f"{written} is written by another training; end it first" in capsys.readouterr().err
     assert not written.exists()
@@ -463,11 +459,11 @@ def test_a_teacher_may_be_on_the_device_of_an_earlier_run() -> None:
         return make_trainable(Source(network, (8, 8), "classification"), f"{classes} classes")
 
     student, same, other = classifier(2), classifier(2), classifier(3)
-    for teacher in (same, other):
-        teacher.network.to("meta")
-    _check_same_outputs(student, same)
+    same.network.to("meta")
+    other.network.to("meta")
+    _loss(student, same, 0.5, torch.device("meta"), "fp32")
     with pytest.raises(TrainingError, match=r"2 classes returns \[\(2,\)\] for an image, the teacher 3 classes"):
-        _check_same_outputs(student, other)
+        _loss(student, other, 0.5, torch.device("cpu"), "fp32")
 
 
 @pytest.mark.parametrize(

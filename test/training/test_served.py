@@ -98,9 +98,7 @@ def test_a_second_row_shows_what_serving_in_bf16_scores(tmp_path: Path, capsys: 
     assert second["scores"][road]["map"] != first["scores"][road]["map"]
     for name, score in first["scores"][road].items():
         assert second["scores"][road][name] == pytest.approx(score, abs=0.05), name
-    name = "| builtin:pedestrian_small, served: torchscript bf16 |"
-    assert name in capsys.readouterr().out
-    assert name in (report / "report.md").read_text()
+    assert "| builtin:pedestrian_small, served: torchscript bf16 |" in capsys.readouterr().out
 
 
 def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tmp_path: Path) -> None:

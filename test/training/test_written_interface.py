@@ -57,7 +57,7 @@ def test_decomposed_and_retrained_files_keep_preprocessing_and_decoder(
 ) -> None:
     small, better = tmp_path / "small.pt2", tmp_path / "better.pt2"
     assert main(["decompose", str(original), "--output", str(small), "--alignment", "1", "--floor", "1"]) == 0
-    run = ["--data", lines, "--device", "cpu", "--quiet", "--epochs", "1", "--teacher", str(original)]
+    run = ["--data", lines, "--device", "cpu", "--epochs", "1", "--teacher", str(original)]
     assert main(["retrain", str(small), "--output", str(better), *run]) == 0
     known = load_network(str(original))
     assert (known.preprocess["fit"], known.preprocess["bgr"], known.decoder) == ("letterbox", True, "lane")
@@ -76,7 +76,7 @@ def test_a_decoder_found_by_shapes_is_not_written(lines: str, tmp_path: Path) ->
     example = (torch.zeros(1, 3, SIZE[1], SIZE[0]),)
     torch.export.save(torch.export.export(network, example), tmp_path / "plain.pt2")
     out = tmp_path / "out.pt2"
-    run = ["--data", lines, "--device", "cpu", "--quiet", "--epochs", "1"]
+    run = ["--data", lines, "--device", "cpu", "--epochs", "1"]
     assert main(["retrain", str(tmp_path / "plain.pt2"), "--output", str(out), *run]) == 0
     written = load_network(str(out))
     assert (written.preprocess, written.decoder) == ({}, "")

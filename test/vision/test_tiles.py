@@ -12,9 +12,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
+from multi_dnn_ros.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.dnn import Dnn, Output
-from multi_dnn_ros.vision.decoders.segmentation import SegmentationDecoder
-from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
 from multi_dnn_ros.vision.merging import merge_detections
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import NO_CLASS, Detections

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multi_dnn_ros.decoders.lane import LaneDecoder
+from multi_dnn_ros.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.dnn import Dnn, Output
-from multi_dnn_ros.vision.decoders.lane import LaneDecoder
-from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.view import View, Window

@@ -1,35 +1,46 @@
-"""The run: each mix of DNNs with a node of its own, within the planned time."""
+"""The run: each mix of DNNs with a node of its own; a search for the highest rate, then a long trial at this rate."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
 
-from multi_dnn_ros.benchmark.board.machine import SensorLog
-from multi_dnn_ros.benchmark.board.search import RateRange, RateSearch, min_frames
-from multi_dnn_ros.benchmark.board.trial import MIN_TRIAL_S, Trial, run_trial
+from multi_dnn_ros.benchmark.board.report import ros2_benchmark_metrics
+from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.cameras import CameraPlan
-from multi_dnn_ros.benchmark.rig import Rig
-from multi_dnn_ros.benchmark.time_bar import time_bar
+from multi_dnn_ros.benchmark.observation import cpu_cores
+from multi_dnn_ros.benchmark.rig import Rig, advance, time_bar
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Interrupts
+from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.settings.schema import NodeConfig
 
+#: A rate is served if less than this share of the results is missing.
+DROP_LIMIT = 0.05
+NOT_RECEIVED = "not_received"
+#: Drops that parameters such as max_rate_hz ask for: these results do not count as missing.
+_REFUSED = tuple(reason.value for reason in DropReason if reason.effect is DropEffect.REFUSED)
 #: The node reports more often than by default, so that short trials are counted exactly.
 _REPORT_PERIOD_S = 0.25
-#: The lowest rate that is searched.
 _MIN_RATE_HZ = 0.5
+#: Length of a trial: this time and this number of frames, at least.
+_TRIAL_S, _TRIAL_FRAMES = 3.0, 60
 #: Time of a trial in which nothing is measured: the start of the camera processes, and the end.
 _OVERHEAD_S = 5.0
-_MAX_TRIALS = 14
-#: Limits of the long run at the highest rate, and the share of a mix's time that is kept for it.
+#: Limits of the long trial at the highest rate, and the share of a mix's time that is kept for it.
 _MIN_LONG_S, _MAX_LONG_S, _LONG_SHARE = 8.0, 300.0, 0.25
+_WARM_UP_S = 1.0
+_FIRST_IMAGE_LIMIT_S = 60.0
+_REPORT_LIMIT_S = 30.0
+_SETTLE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,36 @@ class BoardPlan:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A trial of one rate. frames: images that each camera should have sent. results: published by the node.
+
+    dropped: results that are missing, by reason; `not_received`: their image did not reach the node, or was not sent.
+    latency_ms: from an image's stamp to the receipt of its result. CPU and memory are those of the node with its engine
+    processes; power (mean) and temperature (highest) those of the whole computer; None: not readable. throttled: reason
+    by name of what was throttled. ros2_benchmark: see :func:`ros2_benchmark_metrics`.
+    """
+
+    rate_hz: float
+    seconds: float
+    frames: float
+    results: int
+    results_hz: float
+    dropped: dict[str, int]
+    drop_share: float
+    passed: bool
+    latency_ms: dict[str, float] | None
+    cpu_cores: float
+    cpu_ms_per_result: float | None
+    memory_bytes: int
+    gpu_share: float | None = None
+    gpu_memory_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: dict[str, str] = field(default_factory=dict)
+    ros2_benchmark: dict[str, float] = field(default_factory=dict)
+
+
 def measure_board(
     plan: BoardPlan, folder: Path, save: Callable[[dict[str, Any]], None], say: Callable[[str], None] = tqdm.write
 ) -> dict[str, Any]:
@@ -57,104 +98,184 @@ def measure_board(
     """
     mixes: dict[str, dict[str, Any]] = {}
     end_s = time.monotonic() + 60.0 * plan.minutes
-    with Interrupts(), SensorLog() as sensors, time_bar(60.0 * plan.minutes, "starting") as bar:
+    with Interrupts(), time_bar(60.0 * plan.minutes, "starting") as bar:
         for number, (name, config) in enumerate(plan.configs.items()):
-            share_s = (end_s - time.monotonic()) / (len(plan.configs) - number)
-            mixes[name] = {
-                "dnns": {dnn: settings.model for dnn, settings in config.dnns.items()},
-                "device": "",
-                "highest_hz": None,
-                "failing_hz": None,
-                "trials": [],
-                "at_highest": None,
-                "error": "",
-            }
-            mix = _Mix(name, mixes[name], time.monotonic() + share_s, sensors, bar, say, lambda: save(mixes))
+            mix_end_s = time.monotonic() + (end_s - time.monotonic()) / (len(plan.configs) - number)
+            dnns = {dnn: settings.model for dnn, settings in config.dnns.items()}
+            mix: dict[str, Any] = {"dnns": dnns, "device": "", "highest_hz": None, "failing_hz": None, "trials": [],
+                                   "at_highest": None, "error": ""}  # fmt: skip
+            mixes[name] = mix
+
+            def trial(rig: Rig, rate_hz: float, seconds: float, name: str = name, mix: Any = mix) -> Trial:
+                bar.set_description(f"{name}, {rate_hz:.4g} Hz for {seconds:.0f} s")
+                begin_s = time.monotonic()
+                found = run_trial(rig, rate_hz, seconds)
+                advance(bar)(time.monotonic() - begin_s)
+                mix["trials"].append(asdict(found))
+                save(mixes)
+                say(f"{name}: {rate_hz:.4g} Hz: {found.results_hz:.1f} results/s, {found.drop_share:.1%} missing in "
+                    f"{found.frames:.0f} frames: {'served' if found.passed else 'not served'}")  # fmt: skip
+                return found
+
             try:
-                mix.run(plan, config, folder / f"{number + 1}_{name}")
+                _measure_mix(plan, config, folder / f"{number + 1}_{name}", mix, mix_end_s, trial, say)
             except (CommandError, UsageError, ValueError, RuntimeError, OSError) as error:
-                mixes[name]["error"] = summarize_error(error)
-                say(f"{name} failed: {mixes[name]['error']}")
+                mix["error"] = summarize_error(error)
+                say(f"{name} failed: {mix['error']}")
             save(mixes)
-    for problem in sensors.problems:
-        say(problem)
     return mixes
 
 
-@dataclass
-class _Mix:
-    """One mix while it is measured. end_s: when its time is over, on the monotonic clock."""
+def _measure_mix(
+    plan: BoardPlan, config: NodeConfig, folder: Path, mix: dict[str, Any], end_s: float,
+    trial: Callable[[Rig, float, float], Trial], say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Start the node, search, and measure at the highest rate for the rest of the time."""
+    cameras = [CameraPlan(f"camera{index}", plan.size, plan.encoding, 1.0) for index in range(plan.cameras)]
+    config = config.model_copy(update={"diagnostics_period_s": _REPORT_PERIOD_S})
+    with Rig(folder, config, cameras, plan.seed) as rig:
+        rig.sample_s = 0.5
+        mix["device"] = rig.value("node", "device") or "cpu"
+        long_s = min(_MAX_LONG_S, max(_MIN_LONG_S, _LONG_SHARE * (end_s - time.monotonic())))
+        search = RateSearch(_MIN_RATE_HZ, plan.max_rate_hz)
 
-    name: str
-    record: dict[str, Any]
-    end_s: float
-    sensors: SensorLog
-    bar: Any
-    say: Callable[[str], None]
-    save: Callable[[], None]
+        def measured(rate_hz: float, seconds: float) -> Trial:
+            found = trial(rig, rate_hz, seconds)
+            search.add(rate_hz, found.passed)
+            mix.update(highest_hz=search.best_hz, failing_hz=search.failing_hz)
+            return found
 
-    def run(self, plan: BoardPlan, config: NodeConfig, folder: Path) -> None:
-        """Start the node, search, and measure at the highest rate for the rest of the time."""
-        self.bar.set_description(f"{self.name}, starting")
-        cameras = [CameraPlan(f"camera{index}", plan.size, plan.encoding, 1.0) for index in range(plan.cameras)]
-        config = config.model_copy(update={"diagnostics_period_s": _REPORT_PERIOD_S})
-        with Rig(folder, config, cameras, plan.seed) as rig:
-            rig.sample_s = 0.5
-            self.record["device"] = rig.value("node", "device") or "cpu"
-            left_s = max(0.0, self.end_s - time.monotonic())
-            long_s = min(_MAX_LONG_S, max(_MIN_LONG_S, _LONG_SHARE * left_s))
-            max_s = max(MIN_TRIAL_S, 0.5 * (left_s - long_s) - _OVERHEAD_S)
-            lowest_hz = min(max(_MIN_RATE_HZ, min_frames() / max_s), plan.max_rate_hz)
-            search = RateSearch(RateRange(lowest_hz, plan.max_rate_hz), _MAX_TRIALS)
-            self._search(rig, search, max_s, long_s)
-            self._measure_highest(rig, search)
-
-    def _search(self, rig: Rig, search: RateSearch, max_s: float, long_s: float) -> None:
         while (rate_hz := search.next_hz()) is not None:
-            needed_s = _OVERHEAD_S + max(MIN_TRIAL_S, min_frames() / rate_hz) + _OVERHEAD_S + long_s
-            if self.record["trials"] and time.monotonic() + needed_s > self.end_s:
-                return
-            trial = self._trial(rig, rate_hz, MIN_TRIAL_S, max_s)
-            search.add(rate_hz, trial.passed, trial.results_hz / len(rig.streams))
-            self.record.update(highest_hz=search.best_hz, failing_hz=search.failing_hz)
-            self.save()
-
-    def _measure_highest(self, rig: Rig, search: RateSearch) -> None:
-        """A long run at the highest served rate; a rate that is not served in it is lowered while there is time."""
-        while (rate_hz := search.best_hz) is not None:
-            seconds = min(_MAX_LONG_S, max(_MIN_LONG_S, self.end_s - time.monotonic() - _OVERHEAD_S))
-            seconds = max(seconds, min_frames() / rate_hz)
-            trial = self._trial(rig, rate_hz, seconds, seconds)
-            search.add(rate_hz, trial.passed)
-            self.record.update(highest_hz=search.best_hz, failing_hz=search.failing_hz)
-            if trial.passed:
-                self.record["at_highest"] = asdict(trial)
-                return
-            if self.end_s - time.monotonic() < _OVERHEAD_S + _MIN_LONG_S:
+            seconds = max(_TRIAL_S, _TRIAL_FRAMES / rate_hz)
+            if mix["trials"] and time.monotonic() + seconds + 2 * _OVERHEAD_S + long_s > end_s:
                 break
-        self.record["at_highest"] = _last_passed(self.record["trials"], self.record["highest_hz"])
+            measured(rate_hz, seconds)
+        while (rate_hz := search.best_hz) is not None:  # a rate that is not served for long is lowered
+            left_s = end_s - time.monotonic() - _OVERHEAD_S
+            if mix["at_highest"] is not None and left_s < _MIN_LONG_S:
+                break
+            found = measured(rate_hz, max(min(_MAX_LONG_S, max(_MIN_LONG_S, left_s)), _TRIAL_FRAMES / rate_hz))
+            mix["at_highest"] = asdict(found)
+            if found.passed:
+                break
+        of_best = [it for it in mix["trials"] if it["rate_hz"] == mix["highest_hz"] and it["passed"]]
+        mix["at_highest"] = of_best[-1] if of_best else None
+        for problem in rig.problems:
+            say(problem)
 
-    def _trial(self, rig: Rig, rate_hz: float, min_s: float, max_s: float) -> Trial:
-        self.bar.set_description(f"{self.name}, {rate_hz:.4g} Hz")
-        start_s = time.monotonic()
-        shown_s = start_s
 
-        def progress() -> None:
-            nonlocal shown_s
-            now = time.monotonic()
-            self.bar.update(now - shown_s)
-            shown_s = now
+@dataclass(frozen=True)
+class _Counts:
+    """Counts of the node's report at `at_s` (system clock), which the rig read at `observed_s` (monotonic clock)."""
 
-        trial = run_trial(rig, rate_hz, min_s, max_s, self.sensors, progress)
-        progress()
-        self.record["trials"].append(asdict(trial))
-        self.say(
-            f"{self.name}: {rate_hz:.4g} Hz: {trial.results_hz:.1f} results/s, {trial.drop_share:.1%} missing in "
-            f"{trial.frames:.0f} frames: {'served' if trial.passed else 'not served'}"
-            + ("" if trial.decided else " (not decided at 95 %)")
+    at_s: float
+    observed_s: float
+    received: int
+    offered: int
+    published: int
+    dropped: dict[str, int]
+
+
+def run_trial(rig: Rig, rate_hz: float, seconds: float) -> Trial:
+    """Start the cameras at this rate and count for `seconds` what is served, once every camera has sent an image.
+
+    Raises CommandError if the node does not report.
+    """
+    before = _received(rig)
+    for name in rig.plans:
+        rig.start_camera(name, rate_hz)
+
+    def silent() -> list[str]:
+        return [name for name, count in _received(rig).items() if count <= before[name]]
+
+    if not rig.until(lambda: not silent(), _FIRST_IMAGE_LIMIT_S):
+        raise CommandError(
+            f"the node received no image of {', '.join(silent())} within {_FIRST_IMAGE_LIMIT_S:g} s; see {rig.folder}"
         )
-        return trial
+    rig.spin(_WARM_UP_S)
+    begin = _read(rig)
+    rig.spin(seconds)
+    trial = _trial(rig, rate_hz, begin, _read(rig))
+    for name in list(rig.cameras):
+        rig.stop_camera(name)
+    rig.settle(_SETTLE_LIMIT_S)
+    return trial
 
 
-def _last_passed(trials: Sequence[dict[str, Any]], rate_hz: float | None) -> dict[str, Any] | None:
-    return next((trial for trial in reversed(trials) if trial["rate_hz"] == rate_hz and trial["passed"]), None)
+def _received(rig: Rig) -> dict[str, int]:
+    """Number of images received from each camera, according to the node's latest report."""
+    return {name: int(rig.value(f"camera {name}", "received") or 0) for name in rig.plans}
+
+
+def _read(rig: Rig) -> _Counts:
+    """The counts of the next report."""
+    seen = rig.reports
+    if not rig.until(lambda: rig.reports > seen, _REPORT_LIMIT_S):
+        raise CommandError(f"the node has sent no diagnostics for {_REPORT_LIMIT_S:g} s; see {rig.node.log}")
+    accounts = rig.accounts().values()
+    reasons = {reason for stream in accounts for reason in stream["dropped"]}
+    return _Counts(
+        rig.reported_s,
+        rig.now(),
+        sum(_received(rig).values()),
+        sum(stream["offered"] for stream in accounts),
+        sum(stream["published"] for stream in accounts),
+        {reason: sum(stream["dropped"].get(reason, 0) for stream in accounts) for reason in reasons},
+    )
+
+
+def _missing(rig: Rig, begin: _Counts, end: _Counts, rate_hz: float) -> tuple[dict[str, int], float]:
+    """Missing results by reason, and their share of the results that the rate and the parameters ask for.
+
+    Frames in progress are not missing. One image more or less at each end of the trial is not a loss.
+    """
+    counts = {reason: count - begin.dropped.get(reason, 0) for reason, count in end.dropped.items()}
+    refused, offered = sum(counts.pop(reason, 0) for reason in _REFUSED), end.offered - begin.offered
+    # Results asked for per image. Of the images that the node did not receive, the same share would have been refused.
+    wanted = len(rig.streams) / len(rig.plans) * (1.0 - refused / offered if offered else 1.0)
+    sent = rate_hz * (end.at_s - begin.at_s) * len(rig.plans)
+    lost = sent - (end.received - begin.received) - len(rig.plans)
+    dropped = {reason: count for reason, count in sorted(counts.items()) if count > 0}
+    if round(lost * wanted) > 0:
+        dropped[NOT_RECEIVED] = round(lost * wanted)
+    return dropped, sum(dropped.values()) / max(1.0, sent * wanted)
+
+
+def _trial(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
+    dropped, share = _missing(rig, begin, end, rate_hz)
+    seconds = end.at_s - begin.at_s
+    frames, results = rate_hz * seconds, end.published - begin.published
+    span = begin.observed_s, end.observed_s
+    latencies = [latency for stream in rig.receipts.values() for latency in stream.between(*span)]
+    samples = [sample for sample in rig.samples if span[0] <= sample.at_s <= span[1]]
+    cores = cpu_cores(samples)
+    streams = [stream for stream in rig.switched_on.values() if stream.between(*span)]
+    slowest = min(streams, key=lambda stream: len(stream.between(*span)), default=None)
+    temperatures = [value.value for sample in samples for value in sample.sensors.temperatures_c.values()]
+    return Trial(
+        rate_hz=rate_hz,
+        seconds=seconds,
+        frames=frames,
+        results=results,
+        results_hz=results / seconds,
+        dropped=dropped,
+        drop_share=min(1.0, share),
+        passed=share < DROP_LIMIT,
+        latency_ms=distribution(latencies) if latencies else None,
+        cpu_cores=cores,
+        cpu_ms_per_result=1e3 * cores * seconds / results if results else None,
+        memory_bytes=rig.samples[-1].memory_bytes,
+        gpu_share=_mean_of_known([sample.gpu_share for sample in samples]),
+        gpu_memory_bytes=rig.samples[-1].gpu_bytes or None,
+        power_w=_mean_of_known([sample.sensors.total_w for sample in samples]),
+        temperature_c=max(temperatures, default=None),
+        throttled={name: reason for sample in samples for name, reason in sample.sensors.throttled.items()},
+        ros2_benchmark=ros2_benchmark_metrics(slowest.times(*span), slowest.between(*span), rate_hz, frames)
+        if slowest is not None
+        else {},
+    )
+
+
+def _mean_of_known(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,16 +1,24 @@
-"""The figures of a board: table for the terminal, plot, and files in the format of NVIDIA's ros2_benchmark."""
+"""The computer, and its figures: table for the terminal, plot, and files in the format of NVIDIA's ros2_benchmark."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.benchmark.board.search import DROP_LIMIT
+import numpy as np
+from rclpy.utilities import get_rmw_implementation_identifier
+
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import counts_text, table, three_digits, write_figure, write_json
+from multi_dnn_ros.ros.board.sensors import text_of
 
 _MIB = 1 << 20
+_NVPMODEL_LIMIT_S = 5.0
 #: Heading, and value of a trial at the highest rate, in the order of the table.
 _FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = (
     ("highest rate per camera, Hz", lambda it: it["rate_hz"]),
@@ -53,9 +61,6 @@ def board_table(mixes: Mapping[str, Mapping[str, Any]], max_rate_hz: float) -> s
         else:
             if trial["rate_hz"] >= max_rate_hz:
                 lines.append(f"{name}: {max_rate_hz:g} Hz is the highest rate that was tried; --max-rate raises it")
-            if not trial["decided"]:
-                lines.append(f"{name}: {trial['frames']:.0f} frames do not decide at 95 % confidence whether less than "
-                             f"{DROP_LIMIT:.0%} of the results are missing")  # fmt: skip
             lines += [f"{name}: {part} was throttled: {reason}" for part, reason in trial["throttled"].items()]
     return "\n".join(lines)
 
@@ -86,7 +91,6 @@ def plot_board(mixes: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     latencies.set(xlabel="latency at this rate, ms")
     if latencies.patches:
         latencies.legend(fontsize="small")
-    search.axhline(100.0 * DROP_LIMIT, color="#888", linewidth=1.0)
     search.set(xlabel="tried rate, Hz", ylabel="missing results, %", xscale="log")
     write_figure(path, figure)
 
@@ -116,3 +120,62 @@ def write_ros2_benchmark(
         written.append(output.with_name(f"{output.stem}_{Path(name).stem}_ros2_benchmark.json"))
         write_json(written[-1], content)
     return written
+
+
+def ros2_benchmark_metrics(
+    times_s: list[float], latencies_ms: list[float], rate_hz: float, frames: float
+) -> dict[str, float]:
+    """The metrics of one stream under the names, and with the definitions, of NVIDIA's ros2_benchmark.
+
+    times_s, latencies_ms: of each result, at least one. Rates in Hz, times in ms. The jitter is the absolute difference
+    of consecutive times between results; it needs three results.
+    """
+    duration_s = times_s[-1] - times_s[0]
+    metrics: dict[str, Any] = {
+        "RECEIVED_DURATION": 1e3 * duration_s,
+        "MEAN_PLAYBACK_FRAME_RATE": rate_hz,
+        "MEAN_FRAME_RATE": len(times_s) / duration_s if duration_s > 0.0 else 0.0,
+        "NUM_MISSED_FRAMES": max(0, round(frames) - len(times_s)),
+        "NUM_FRAMES_SENT": round(frames),
+        "FIRST_SENT_RECEIVED_LATENCY": latencies_ms[0],
+        "LAST_SENT_RECEIVED_LATENCY": latencies_ms[-1],
+        "MAX_LATENCY": max(latencies_ms),
+        "MIN_LATENCY": min(latencies_ms),
+        "MEAN_LATENCY": np.mean(latencies_ms),
+    }
+    if len(times_s) > 2:
+        jitter = 1e3 * np.abs(np.diff(times_s, 2))
+        metrics |= {
+            "MAX_JITTER": jitter.max(),
+            "MIN_JITTER": jitter.min(),
+            "MEAN_JITTER": jitter.mean(),
+            "STD_DEV_JITTER": jitter.std(),
+        }
+    return {f"BasicPerformanceMetrics.{name}": float(value) for name, value in metrics.items()}
+
+
+def describe_board(device: str, root: Path = Path("/")) -> dict[str, str]:
+    """Properties of the computer that the figures depend on, besides those of every result: hardware (of a
+    single-board computer), power mode (of a Jetson), CPU governor, ROS runtime. root: /, or a copy of its files.
+    """
+    return {
+        "device": device,
+        "runtime": f"ROS 2 {os.environ.get('ROS_DISTRO', '')} {get_rmw_implementation_identifier()}",
+        "hardware": text_of(root / "proc/device-tree/model").rstrip("\0"),
+        "power_mode": _power_mode(root),
+        "governor": text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    }
+
+
+def _power_mode(root: Path) -> str:
+    """Power mode of a Jetson as nvpmodel names it; its number if only that is readable; empty elsewhere."""
+    tool = shutil.which("nvpmodel")
+    if tool is not None:
+        with suppress(OSError, subprocess.SubprocessError):  # older versions need root
+            done = subprocess.run([tool, "-q"], capture_output=True, encoding="utf-8", errors="replace",
+                                  timeout=_NVPMODEL_LIMIT_S, check=True)  # fmt: skip
+            for line in done.stdout.splitlines():
+                if "Power Mode:" in line:
+                    return line.partition(":")[2].strip()
+    number = text_of(root / "var/lib/nvpmodel/status").partition("pmode:")[2].strip()
+    return f"number {int(number)}" if number.isdecimal() else ""

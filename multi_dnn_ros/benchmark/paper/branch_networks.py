@@ -1,32 +1,32 @@
-"""The networks of `multi-dnn benchmark paper --branches`."""
+"""The networks of `multi-dnn benchmark paper --branches`, with attention heads of different window sizes among them.
+
+The encoders follow CSWinTT (Song et al. 2022, "Transformer Tracking with Cyclic Shifting Window Attention"): each head
+attends between whole windows of the feature map and shifts the windows of the keys cyclically, so that heads with
+windows of different sizes cannot share one matrix product and cannot simply be merged. Weights are random; only the
+time matters.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.benchmark.paper.cyclic_windows import (
-    SINGLE_FEATURE_WINDOWS,
-    STRIDE,
-    WIDTH,
-    WINDOWS,
-    Encoder,
-    Tracker,
-)
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.sources import load_network
 
-#: The networks of this package: (whether with a backbone, window sizes of the heads).
-TRACKERS = {
-    "encoder-windows": (False, WINDOWS),
-    "encoder-equal": (False, SINGLE_FEATURE_WINDOWS),
-    "tracker-windows": (True, WINDOWS),
-    "tracker-equal": (True, SINGLE_FEATURE_WINDOWS),
-}
+WIDTH = 256
+#: Side of each head's windows, in features.
+WINDOWS = (1, 1, 2, 2, 4, 4, 8, 8)
+LAYERS = 4
+#: Pixels of the image per feature.
+STRIDE = 8
+#: Windows of the encoders; the second one has heads of equal size.
+ENCODERS = {"encoder-windows": WINDOWS, "encoder-equal": (1,) * len(WINDOWS)}
 #: Input sizes (width, height).
 SIZES = {
     "torchvision:inception_v3": (299, 299),
@@ -34,10 +34,11 @@ SIZES = {
     "torchvision:retinanet_resnet50_fpn": (800, 448),
     "torchvision:ssd300_vgg16": (300, 300),
     "torchvision:deeplabv3_resnet50": (520, 520),
-    **dict.fromkeys(TRACKERS, (256, 256)),
+    "encoder-windows": (256, 256),
+    "encoder-equal": (256, 256),
 }
 #: The networks that are measured by default.
-DEFAULT = tuple(name for name in SIZES if not name.endswith("-equal"))
+DEFAULT = tuple(name for name in SIZES if name != "encoder-equal")
 _FALLBACK_SIZE = (224, 224)
 
 
@@ -51,14 +52,14 @@ class BranchNetwork:
 
 
 def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) -> BranchNetwork:
-    """A network with random weights. name: a key of TRACKERS, or as for parameter `dnn.<dnn>.model`.
+    """A network with random weights. name: a key of ENCODERS, or as for parameter `dnn.<dnn>.model`.
 
     size: (width, height) of the image; None: the size in SIZES, or the model's. Raises ModelError, and UsageError for a
-    size that the tracker's windows do not divide.
+    size that the encoder's windows do not divide.
     """
     torch.manual_seed(seed)
-    if name in TRACKERS:
-        return _tracker(name, size or SIZES[name], seed)
+    if name in ENCODERS:
+        return _encoder(name, size or SIZES[name], seed)
     source = load_network(name, weights="random" if name.startswith("torchvision:") else "default", size=size)
     width, height = size or SIZES.get(name) or source.size or _FALLBACK_SIZE
     image = random_image(width, height, seed)
@@ -68,18 +69,92 @@ def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) 
     return BranchNetwork(name, network, (image,))
 
 
-def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
+def _encoder(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
     step = STRIDE * max(WINDOWS)
     if any(side % step for side in size):
         raise UsageError(f"--size is {size[0]}x{size[1]}; allowed for {name}: multiples of {step}")
-    with_backbone, windows = TRACKERS[name]
     columns, rows = (side // STRIDE for side in size)
     generator = torch.Generator().manual_seed(seed)
     template_side = max(WINDOWS) * max(1, columns // (2 * max(WINDOWS)))  # half of the search region
     template = torch.randn(1, template_side, template_side, WIDTH, generator=generator)
-    image = random_image(*size, seed) if with_backbone else torch.randn(1, rows, columns, WIDTH, generator=generator)
-    torch.manual_seed(seed)
-    network = (Tracker(windows) if with_backbone else Encoder(windows)).eval()
-    if isinstance(network, Tracker):
-        balance(network.backbone, image)
-    return BranchNetwork(name, network, (image, template))
+    search = torch.randn(1, rows, columns, WIDTH, generator=generator)
+    return BranchNetwork(name, Encoder(ENCODERS[name]).eval(), (search, template))
+
+
+class WindowHead(nn.Module):
+    """One head: attention of windows of `side` x `side` features to all cyclic shifts of the windows of both maps."""
+
+    def __init__(self, width: int, channels: int, side: int) -> None:
+        super().__init__()
+        self.side, self.channels = side, channels
+        self.query, self.key, self.value = (nn.Linear(width, channels) for _ in range(3))
+        rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+        row = (rows.reshape(-1, 1) + rows.reshape(1, -1)) % side
+        column = (columns.reshape(-1, 1) + columns.reshape(1, -1)) % side
+        self.shifts: torch.Tensor
+        self.register_buffer("shifts", row * side + column)  # (shift, position) -> position in the window
+
+    def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
+        """search: (1, H, W, width); template: (1, h, w, width). Returns (1, H, W, channels)."""
+        query = self._windows(self.query(search)).flatten(1)
+        maps = (search, template)
+        keys = torch.cat([self._shifted(self.key(each)) for each in maps])
+        values = torch.cat([self._shifted(self.value(each)) for each in maps])
+        weights = torch.softmax(query @ keys.transpose(0, 1) * query.shape[1] ** -0.5, -1)
+        rows, columns, side = search.shape[1] // self.side, search.shape[2] // self.side, self.side
+        split = (weights @ values).view(rows, columns, side, side, self.channels)
+        return split.permute(0, 2, 1, 3, 4).reshape(1, rows * side, columns * side, self.channels)
+
+    def _windows(self, values: torch.Tensor) -> torch.Tensor:
+        """(1, H, W, channels) -> (windows, positions, channels)."""
+        _, height, width, channels = values.shape
+        split = values.view(height // self.side, self.side, width // self.side, self.side, channels)
+        return split.permute(0, 2, 1, 3, 4).reshape(-1, self.side**2, channels)
+
+    def _shifted(self, values: torch.Tensor) -> torch.Tensor:
+        """(1, H, W, channels) -> (windows * shifts, positions * channels)."""
+        windows = self._windows(values)
+        return windows.flatten(1) if self.side == 1 else windows[:, self.shifts].flatten(0, 1).flatten(1)
+
+
+class SeparateHeads(nn.Module):
+    """One head per entry of `windows`; the results of the heads are concatenated."""
+
+    def __init__(self, windows: Sequence[int]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(WindowHead(WIDTH, WIDTH // len(windows), side) for side in windows)
+
+    def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
+        """As WindowHead, with the channels of all heads."""
+        return torch.cat([head(search, template) for head in self.heads], -1)
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a feed-forward block, each with a residual and a norm."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+        self.out_proj = nn.Linear(WIDTH, WIDTH)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
+        """(1, H, W, WIDTH) -> the same shape."""
+        search = self.norms[0](search + self.out_proj(self.attention(search, template)))
+        result: torch.Tensor = self.norms[1](search + self.feed_forward(search))
+        return result
+
+
+class Encoder(nn.Module):
+    """LAYERS layers with heads of the given windows. forward(search map, template map), channels last."""
+
+    def __init__(self, windows: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(SeparateHeads(windows)) for _ in range(LAYERS))
+
+    def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
+        """(1, H, W, WIDTH), (1, h, w, WIDTH) -> (1, H, W, WIDTH)."""
+        for layer in self.layers:
+            search = layer(search, template)
+        return search

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.benchmark.paper.branch_networks import BranchNetwork, make_network
-from multi_dnn_ros.benchmark.paper.branch_threads import ThreadedStage
 from multi_dnn_ros.common.reporting import cpu_count, distribution
 from multi_dnn_ros.common.torch_threads import torch_threads
-from multi_dnn_ros.graph.branches import branches, critical_path, device_operations
+from multi_dnn_ros.graph.branches import device_operations
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
+from multi_dnn_ros.graph.planned_graph import PlannedGraph, PlannedOperation, Values
 from multi_dnn_ros.graph.stream_plan import plan_streams
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -51,7 +52,6 @@ def measure_branches(
     precision = "fp16" if device.type == "cuda" else "auto"
     order = random.Random(seed)
     load = os.getloadavg()[0]
-    structure = _structure(network)
     prepare = _on_gpu if device.type == "cuda" else _on_cpu
     with contextlib.ExitStack() as stack:
         conditions, used = prepare(network, device, stack)
@@ -75,27 +75,9 @@ def measure_branches(
         "inputs": [list(tensor.shape) for tensor in network.inputs],
         "precision": precision,
         "load_average": [load, os.getloadavg()[0]],
-        **structure,
         "streams_used": used,
         "ms": {name: distribution(samples) for name, samples in times.items()},
         "over_serial": {name: median / serial_ms for name, median in medians.items() if name != SERIAL},
-    }
-
-
-def _structure(network: BranchNetwork) -> dict[str, Any]:
-    """Size of the graph, and the times relative to serial that it allows, by the estimated costs of its operations.
-
-    events: how often a stream waits for another one, by number of streams.
-    """
-    operations = device_operations(_stage(network.module, network.inputs).graph)
-    total_s = sum(operation.cost_s for operation in operations)
-    plans = {str(count): plan_streams(operations, count) for count in STREAMS}
-    return {
-        "operations": len(operations),
-        "branches": len(branches(operations)),
-        "critical_path_over_serial": critical_path(operations)[1] / total_s,
-        "predicted_over_serial": {count: plan.duration_s / total_s for count, plan in plans.items()},
-        "events": {count: plan.events for count, plan in plans.items()},
     }
 
 
@@ -140,10 +122,44 @@ def _on_cpu(
     stages: dict[str, Stage] = {SERIAL: serial}
     used = {SERIAL: 1}
     for count in STREAMS:
-        threads = ThreadedStage(stage, count, max(1, cpu_count() // count))
-        stack.callback(threads.close)
-        stages[f"{count} streams"], used[f"{count} streams"] = threads, threads.threads
+        threads = ThreadedStage(stage, count, max(1, cpu_count() // count), stack)
+        stages[f"{count} streams"], used[f"{count} streams"] = threads, len(threads.pools)
     return stages, used
+
+
+class ThreadedStage:
+    """Runs a stage on a CPU with a thread for each stream of its plan, until `stack` is closed.
+
+    streams: maximum number of threads. operation_threads: PyTorch's number of threads per operation.
+    """
+
+    def __init__(self, stage: GraphStage, streams: int, operation_threads: int, stack: contextlib.ExitStack) -> None:
+        plan = plan_streams(device_operations(stage.graph), streams)
+        self._planned = PlannedGraph(stage.graph, plan)
+        self.pools = [
+            stack.enter_context(ThreadPoolExecutor(1, "branch", torch.set_num_threads, (operation_threads,)))
+            for _ in range(plan.streams)
+        ]
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        """The stage's outputs. Raises what an operation raises."""
+        values = self._planned.values(carried)
+        for node in self._planned.views_of_inputs:
+            self._planned.compute(node, values)
+        done: dict[str, Future[None]] = {}
+        for operation in self._planned.operations:  # in the order of the plan, so that no thread waits forever
+            waits = [done[source] for source in operation.step.waits]
+            done[operation.step.name] = self.pools[operation.step.stream].submit(self._run, operation, waits, values)
+        for future in done.values():
+            future.result()
+        return self._planned.results(values)
+
+    @torch.inference_mode()
+    def _run(self, operation: PlannedOperation, waits: list[Future[None]], values: Values) -> None:
+        for future in waits:
+            future.result()
+        for node in (operation.node, *operation.views):
+            self._planned.compute(node, values)
 
 
 def _ms(stage: Callable[[Tensors], Tensors], inputs: Tensors, device: torch.device) -> float:

@@ -8,18 +8,15 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from multi_dnn_ros.benchmark.paper.conditions import BASELINE, Condition, precision_of
-from multi_dnn_ros.benchmark.paper.networks import files_of
 from multi_dnn_ros.benchmark.paper.prepare import Work
-from multi_dnn_ros.benchmark.paper.process_group import ProcessGroup, ProcessGroupError, Report
-from multi_dnn_ros.benchmark.paper.sets import DnnSet
+from multi_dnn_ros.benchmark.paper.process_group import ProcessGroup, ProcessGroupError
+from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
 from multi_dnn_ros.common.reporting import cpu_count, distribution
 from multi_dnn_ros.pipeline.choices import default_workers
 
@@ -29,10 +26,10 @@ _WARM_UP_S = 0.3
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. seconds: per run. repeats: number of blocks. jobs: per DNN. sms, tf32, artifacts: see Work."""
+    """What is measured. seconds: per run. repeats: number of blocks. jobs: per DNN. sms, tf32: see Work."""
 
-    sets: tuple[DnnSet, ...]
-    conditions: tuple[Condition, ...]
+    sets: Mapping[str, DnnSet]
+    conditions: Sequence[Condition]
     device: torch.device
     repeats: int = 5
     seconds: float = 2.0
@@ -40,31 +37,16 @@ class Plan:
     sms: int | None = None
     tf32: bool = True
     jobs: int = 8
-    artifacts: Path | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "device": str(self.device),
-            "sms": self.sms,
-            "tf32": self.tf32,
-            "jobs": self.jobs,
-            "repeats": self.repeats,
-            "seconds": self.seconds,
-            "seed": self.seed,
-            "artifacts": None if self.artifacts is None else str(self.artifacts),
-        }
 
     def works(self, dnns: DnnSet, condition: Condition) -> list[Work]:
         """One per process of the condition."""
-        groups = [(network,) for network in dnns.networks] if condition.layout == "processes" else [dnns.networks]
-        concurrent = default_workers(self.device, len(dnns.networks)) if condition.layout == "engine" else None
-        threads = max(1, cpu_count() // (concurrent or len(dnns.networks))) if self.device.type == "cpu" else 1
+        groups = [(network,) for network in dnns] if condition.layout == "processes" else [dnns]
+        concurrent = default_workers(self.device, len(dnns)) if condition.layout == "engine" else len(dnns)
+        threads = max(1, cpu_count() // concurrent) if self.device.type == "cpu" else 1
         return [
-            Work(condition, tuple(networks), str(self.device), self.sms, self.tf32, self.jobs, self.artifacts,
-                 self.seed, threads)
+            Work(condition, networks, str(self.device), self.sms, self.tf32, self.jobs, self.seed, threads)
             for networks in groups
-        ]  # fmt: skip
+        ]
 
 
 def measure(
@@ -75,79 +57,71 @@ def measure(
     A condition that fails is left out of later blocks, and its error recorded. Raises ProcessGroupError if all fail.
     """
     sets: dict[str, dict[str, Any]] = {}
-    for dnns in plan.sets:
+    for name, dnns in plan.sets.items():
         conditions: dict[str, dict[str, Any]] = {}
-        sets[dnns.name] = {
-            "dnns": [network.builder for network in dnns.networks],
-            "networks": files_of(dnns.kinds, plan.artifacts),
-            "conditions": conditions,
-        }
-        progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(plan.conditions)} conditions")
+        sets[name] = {"dnns": [network.builder for network in dnns], "conditions": conditions}
+        groups: dict[str, ProcessGroup] = {}
         with contextlib.ExitStack() as stack:
-            groups = {
-                it.name: stack.enter_context(ProcessGroup(it.name, plan.works(dnns, it))) for it in plan.conditions
-            }
             for condition in plan.conditions:
-                conditions[condition.name] = _prepare(plan, condition, groups, progress)
-            order = random.Random(f"{plan.seed} {dnns.name}")
+                progress(f"{name}: preparing {condition.name} ({len(dnns)} DNNs)")
+                precision = condition.precision_on(plan.device)
+                conditions[condition.name] = {"text": condition.text, "precision": precision, "runs": []}
+                before = _gpu_bytes(plan.device)
+                try:
+                    group = stack.enter_context(ProcessGroup(condition.name, plan.works(dnns, condition)))
+                    groups[condition.name] = group
+                    notes = group.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
+                    group.run(_WARM_UP_S)
+                except ProcessGroupError as error:
+                    _leave_out(condition.name, groups, conditions, error, progress)
+                else:
+                    conditions[condition.name].update(notes=notes, memory_bytes=_gpu_bytes(plan.device) - before)
+            order = random.Random(f"{plan.seed} {name}")
             for block in range(plan.repeats):
-                for name in order.sample(list(groups), len(groups)):
+                for each in order.sample(list(groups), len(groups)):
                     try:
-                        reports = groups[name].run(plan.seconds)
+                        figures = _figures(groups[each].run(plan.seconds))
                     except ProcessGroupError as error:
-                        conditions[name]["error"] = str(error)
-                        groups.pop(name).close()
-                        continue
-                    conditions[name]["runs"].append({"block": block, **_figures(reports, plan.seconds)})
+                        _leave_out(each, groups, conditions, error, progress)
+                    else:
+                        conditions[each]["runs"].append({"block": block, **figures})
                 if not groups:
-                    raise ProcessGroupError(f"every condition of {dnns.name} failed: {conditions[name]['error']}")
-                sets[dnns.name]["summary"] = summarize(conditions)
+                    raise ProcessGroupError(f"every condition of {name} failed, see above")
+                sets[name]["summary"] = summarize(conditions)
                 save(sets)
-                times = (f"{name} {it['mean_ms']:.2f}" for name, it in sets[dnns.name]["summary"].items())
-                progress(f"{dnns.name}: block {block + 1} of {plan.repeats}, ms: {', '.join(times)}")
-            for group in groups.values():  # stop all before any is closed, so that they end in parallel
-                group.stop()
+                times = (f"{each} {it['mean_ms']:.2f}" for each, it in sets[name]["summary"].items())
+                progress(f"{name}: block {block + 1} of {plan.repeats}, ms: {', '.join(times)}")
     return sets
 
 
-def _prepare(
-    plan: Plan, condition: Condition, groups: dict[str, ProcessGroup], progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """The entry of a condition; if preparing fails, with its error, and its group is removed."""
-    entry: dict[str, Any] = {"text": condition.text, "precision": precision_of(condition, plan.device), "runs": []}
-    group = groups[condition.name]
-    before = _used_bytes(plan.device, group)
-    try:
-        entry["notes"] = list(group.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile"))
-        group.run(_WARM_UP_S)
-    except ProcessGroupError as error:
-        groups.pop(condition.name).close()
-        progress(f"{condition.name} is left out: {error}")
-        return {**entry, "error": str(error)}
-    entry["memory_bytes"] = _used_bytes(plan.device, group) - (before if plan.device.type == "cuda" else 0)
-    for note in entry["notes"]:
-        progress(f"{condition.name}: {note}")
-    return entry
+def _leave_out(
+    name: str, groups: dict[str, ProcessGroup], conditions: dict[str, dict[str, Any]], error: ProcessGroupError,
+    progress: Callable[[str], None],
+) -> None:  # fmt: skip
+    conditions[name]["error"] = str(error)
+    progress(f"{name} is left out: {error}")
+    if name in groups:
+        groups.pop(name).close()
 
 
-def _used_bytes(device: torch.device, group: ProcessGroup) -> int:
-    """On a GPU the memory used by all processes; otherwise the memory exclusive to the group's processes."""
+def _gpu_bytes(device: torch.device) -> int:
+    """Memory in use on a GPU, by all processes; 0 on a CPU."""
     if device.type != "cuda":
-        return group.resident_bytes()
+        return 0
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
 
-def _figures(reports: list[Report], seconds: float) -> dict[str, Any]:
-    """ms: time of one inference while all run, by network, over all its DNNs. mean_ms: the DNNs' medians, averaged."""
-    dnns = [dnn for report in reports for dnn in report.dnns]
-    names = dict.fromkeys(dnn.network for dnn in dnns)
+def _figures(dnns: Sequence[tuple[str, list[float]]]) -> dict[str, Any]:
+    """ms: time of one inference while all run, by network, over all its DNNs. mean_ms: the DNNs' medians, averaged.
+
+    inferences_per_s: of all DNNs, each of which starts the next inference when the last one ends.
+    """
+    names = dict.fromkeys(name for name, _ in dnns)
     return {
-        "ms": {
-            name: distribution([ms for dnn in dnns if dnn.network == name for ms in dnn.latencies_ms]) for name in names
-        },
-        "mean_ms": statistics.fmean(statistics.median(dnn.latencies_ms) for dnn in dnns),
-        "inferences_per_s": sum(dnn.completed for dnn in dnns) / seconds,
+        "ms": {name: distribution([ms for other, times in dnns if other == name for ms in times]) for name in names},
+        "mean_ms": statistics.fmean(statistics.median(times) for _, times in dnns),
+        "inferences_per_s": sum(1e3 / statistics.fmean(times) for _, times in dnns),
     }
 
 
@@ -158,7 +132,7 @@ def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
     baseline = {run["block"]: run["mean_ms"] for run in conditions.get(BASELINE, {}).get("runs", ())}
     found = {}
     for name, condition in conditions.items():
-        runs = condition.get("runs")
+        runs = condition["runs"]
         if not runs:
             continue
         ratios = [run["mean_ms"] / baseline[run["block"]] for run in runs if run["block"] in baseline]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import psutil
 
 from multi_dnn_ros.benchmark.paper.loops import Window
+from multi_dnn_ros.benchmark.paper.prepare import Work, make_loop
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import freeze_heap
+from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 
@@ -32,97 +34,47 @@ class ProcessGroupError(CommandError):
     """A process of a condition failed or stopped responding; the message says which and how."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """prepare: move the DNNs to the device and prepare them. Otherwise run them over the window."""
-
-    prepare: bool = False
-    window: Window | None = None
-
-
-@dataclass(frozen=True)
-class DnnReport:
-    """Result of one DNN. latencies_ms: of the counted inferences. completed: how many ended in the window."""
-
-    network: str
-    latencies_ms: list[float]
-    completed: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """Reply of a process. notes: warnings while preparing. error: why the request failed."""
-
-    dnns: tuple[DnnReport, ...] = ()
-    notes: tuple[str, ...] = ()
-    error: str = ""
-
-
 class ProcessGroup:
-    """One process per entry of `works`; a context manager that ends them.
+    """One process per entry of `works`; a context manager that ends them. name: the condition's, for messages."""
 
-    name: the condition's, for messages. The processes start immediately and do what needs no device; prepare() does
-    the rest.
-    """
-
-    def __init__(self, name: str, works: Sequence[Any]) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    def __init__(self, name: str, works: Sequence[Work]) -> None:
         self.name = name
-        self._connections: list[Connection] = []
-        self._processes = []
-        try:
-            for work in works:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs, work), name=f"{name}", daemon=True)
-                with block_in_children(signal.SIGINT):
-                    process.start()
-                theirs.close()
-                self._connections.append(ours)
-                self._processes.append(process)
-        except BaseException:
-            self.close()
-            raise
+        self._works = works
+        self.pids: list[int] = []
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self._pools = [futures.ProcessPoolExecutor(1, context, _initialize) for _ in works]
+        with block_in_children(signal.SIGINT):  # Ctrl-C reaches all processes; the parent ends these
+            self.pids = self._call(self._pools, _RUN_EXTRA_S, os.getpid)
 
-    def prepare(self, timeout_s: float, *, first_alone: bool = False) -> tuple[str, ...]:
+    def prepare(self, timeout_s: float, *, first_alone: bool = False) -> list[str]:
         """Prepare all DNNs on the device; returns the distinct warnings.
 
         first_alone: one process before the others, which then use its compilation results from the compiler's cache.
         """
-        numbers = list(range(len(self._processes)))
-        groups = [numbers[:1], numbers[1:]] if first_alone else [numbers]
-        reports = [report for group in groups for report in self._ask(group, Request(prepare=True), timeout_s)]
-        return tuple(dict.fromkeys(note for report in reports for note in report.notes))
+        groups = [slice(0, 1), slice(1, None)] if first_alone else [slice(0, None)]
+        notes = [
+            note for part in groups for note in self._call(self._pools[part], timeout_s, _prepare, self._works[part])
+        ]
+        return list(dict.fromkeys(text for each in notes for text in each))
 
-    def run(self, seconds: float) -> list[Report]:
-        """Run all DNNs of all processes concurrently."""
-        every = range(len(self._processes))
-        self._ask(every, Request(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
-        return self._ask(every, Request(window=Window.ahead(RUN_IN_S, seconds)), seconds + _RUN_EXTRA_S)
-
-    def resident_bytes(self) -> int:
-        """Memory exclusive to these processes (USS); 0 if unknown."""
-        total = 0
-        for process in self._processes:
-            try:
-                total += psutil.Process(process.pid).memory_full_info().uss
-            except psutil.Error:
-                return 0
-        return total
-
-    def stop(self) -> None:
-        """Tell the processes to end, without waiting."""
-        for connection in self._connections:
-            connection.close()  # each process then reads EOF
+    def run(self, seconds: float) -> list[tuple[str, list[float]]]:
+        """Run all DNNs of all processes concurrently; returns builder and times in ms of each DNN's inferences."""
+        for length_s in (WAKE_S, seconds):
+            windows = [Window.ahead(RUN_IN_S, length_s)] * len(self._pools)
+            reports = self._call(self._pools, length_s + _RUN_EXTRA_S, _run, windows)
+        return [dnn for report in reports for dnn in report]
 
     def close(self) -> None:
         """End the processes; kill those that do not end in time."""
-        self.stop()
-        deadline = time.monotonic() + _END_S
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pid in self.pids:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                try:
+                    process.wait(_END_S)
+                except psutil.TimeoutExpired:
+                    process.kill()
 
     def __enter__(self) -> ProcessGroup:
         return self
@@ -130,81 +82,48 @@ class ProcessGroup:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ask(self, numbers: Sequence[int], request: Request, timeout_s: float) -> list[Report]:
-        for number in numbers:
-            try:
-                self._connections[number].send(request)
-            except OSError:
-                raise self._ended_error(number) from None
-        deadline = time.monotonic() + timeout_s
-        reports = [self._answer(number, deadline) for number in numbers]
-        for report in reports:
-            if report.error:
-                raise ProcessGroupError(f"condition {self.name}: {report.error}")
-        return reports
-
-    def _answer(self, number: int, deadline: float) -> Report:
-        connection = self._connections[number]
+    def _call(
+        self, pools: Sequence[futures.ProcessPoolExecutor], timeout_s: float, call: Callable[..., Any],
+        arguments: Sequence[Any] = (),
+    ) -> list[Any]:  # fmt: skip
+        """Call a function in each process, with one of the arguments if there are any."""
         try:
-            if not connection.poll(max(0.0, deadline - time.monotonic())):
-                raise ProcessGroupError(f"condition {self.name}: process {number} did not answer in time")
-            report = connection.recv()
-        except (EOFError, OSError):
-            raise self._ended_error(number) from None
-        assert isinstance(report, Report)
-        return report
-
-    def _ended_error(self, number: int) -> ProcessGroupError:
-        process = self._processes[number]
-        process.join(_END_S)
-        return ProcessGroupError(f"condition {self.name}: process {number} ended with exit code {process.exitcode}")
-
-
-def serve(connection: Connection, work: Any) -> None:
-    """Body of the process: serves requests until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
-    from multi_dnn_ros.benchmark.paper.prepare import build, make_loop
-
-    built, loop, failure = None, None, ""
-    try:
-        built = build(work)
-    except Exception as error:
-        failure = _one_line(error)
-    while True:
-        try:
-            request: Request = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            if built is None:
-                answer = Report(error=failure)
-            elif request.prepare:
-                with CapturedWarnings() as warnings:
-                    loop = make_loop(work, built)
-                built = built[:0]  # free the host copies
-                answer = Report(notes=tuple(warnings.messages))
-            else:
-                assert loop is not None
-                assert request.window is not None
-                answer = _run(loop, work, request.window)
+            given: list[tuple[Any, ...]] = [(each,) for each in arguments] or [()] * len(pools)
+            calls = [pool.submit(call, *each) for pool, each in zip(pools, given, strict=True)]
+            futures.wait(calls, timeout_s)
+            return [future.result(0.0) for future in calls]
+        except futures.TimeoutError:
+            raise ProcessGroupError(f"condition {self.name}: a process did not answer in {timeout_s:g} s") from None
+        except BrokenProcessPool:
+            raise ProcessGroupError(f"condition {self.name}: a process has ended by itself") from None
         except Exception as error:
-            answer = Report(error=_one_line(error))
-        connection.send(answer)
+            lines = str(error).strip().splitlines() or [""]
+            raise ProcessGroupError(f"condition {self.name}: {type(error).__name__}: {lines[0]}") from None
 
 
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+# -- in the processes, each of which has one work
+
+_prepared: dict[str, Any] = {}
 
 
-def _run(loop: Any, work: Any, window: Window) -> Report:
+def _initialize() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+def _prepare(work: Work) -> list[str]:
+    with CapturedWarnings() as warnings:
+        _prepared.update(work=work, loop=make_loop(work))
+    return warnings.messages
+
+
+def _run(window: Window) -> list[tuple[str, list[float]]]:
+    work: Work = _prepared["work"]
     # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
     freeze_heap()
     with short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext():
-        tallies = loop.run(window)
-    return Report(
-        dnns=tuple(
-            DnnReport(network.builder, [latency / 1e6 for latency in tally.latencies_ns], tally.completed)
-            for network, tally in zip(work.networks, tallies, strict=True)
-        )
-    )
+        tallies = _prepared["loop"](window)
+    return [
+        (network.builder, [latency / 1e6 for latency in tally.latencies_ns])
+        for network, tally in zip(work.networks, tallies, strict=True)
+    ]

@@ -55,7 +55,6 @@ KIND = ResultKind(
             "detections",
             "vision_msgs/msg/Detection2DArray",
             "multi_dnn_ros.ros.result_messages:detections_message",
-            to_published="multi_dnn_ros.ros.detection_bytes:published_detections",
         ),
     ),
     draw=draw_boxes,

@@ -33,7 +33,6 @@ KIND = ResultKind(
             "detections",
             "vision_msgs/msg/Detection2DArray",
             f"{_MESSAGES}:instance_boxes_message",
-            to_published="multi_dnn_ros.ros.detection_bytes:published_instances",
         ),
         Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:instance_mask_message", picture=True),
     ),

@@ -76,10 +76,10 @@ def test_engines_are_read_again(provider: str) -> None:
     prepare()
     (entry,) = COMPILED.entries()
     assert entry.machine["gpu"] == torch.cuda.get_device_name(GPU)
-    engines = {file: file.stat().st_mtime_ns for file in entry.folder.glob("*.engine")}
+    engines = {file: file.stat().st_mtime_ns for file in entry.glob("*.engine")}
     assert engines
     prepare()
-    assert {file: file.stat().st_mtime_ns for file in entry.folder.glob("*.engine")} == engines
+    assert {file: file.stat().st_mtime_ns for file in entry.glob("*.engine")} == engines
     assert len([*COMPILED.entries()]) == 1
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
-from multi_dnn_ros.benchmark.paper.partition import check_partition
+from multi_dnn_ros.benchmark.paper.prepare import check_partition
+from multi_dnn_ros.benchmark.paper.sets import CONDITIONS
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
 

@@ -20,7 +20,7 @@ MODEL = "torchvision:squeezenet1_1"
 
 def run_report(folder: Path, units: str, precision: str) -> dict[str, Any]:
     """The report of `partition run --compare`, which fails for wrong outputs, after `partition profile`."""
-    common = [MODEL, "--units", units, "--precision", precision, "--tables", str(folder), "--samples", "3"]
+    common = [MODEL, "--units", units, "--precision", precision, "--tables", str(folder), "--repeats", "3"]
     report = folder / "run.json"
     assert main(["partition", "profile", *common, "--size", "64x64", "--max-batch", "8"]) == 0
     assert main(["partition", "run", *common, "--batch", "8", "--compare", "--report", str(report)]) == 0

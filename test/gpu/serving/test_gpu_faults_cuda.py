@@ -17,8 +17,6 @@ from node_bench import image
 from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.ros.engine_host import make_host
-
 DNNS = ("lane", "object", "pedestrian")
 GUILTY = "object"
 RATE_HZ = 30.0
@@ -39,7 +37,7 @@ class Drive:
             "fault_window_s": fault_window_s,
         }  # fmt: skip
         begin = time.monotonic()
-        self.node = bench.node(parameters, build=faulty_dnns.build, host=make_host)
+        self.node = bench.node(parameters, build=faulty_dnns.build)
         assert bench.change("configure")
         self.configured_s = time.monotonic() - begin
         assert bench.change("activate")

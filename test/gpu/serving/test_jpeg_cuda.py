@@ -29,7 +29,6 @@ from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
 from multi_dnn_ros.engine import DropReason, Engine, Frame
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.pipeline import Pipeline
-from multi_dnn_ros.ros.engine_host import make_host
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.vision.image_decoding import ImageSettings, jpeg_for_device
@@ -267,7 +266,6 @@ def test_the_node(bench: Any, decoder: JpegDecoder) -> None:
             "camera.front.jpeg_decoder": "gpu",
         },
         build=default_build.build,
-        host=make_host,
     )
     assert bench.change("configure")
     assert bench.change("activate")

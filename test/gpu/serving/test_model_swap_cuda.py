@@ -9,8 +9,8 @@ import numpy as np
 from engine_faults import engine_pids
 from host_traffic import HostTraffic
 
-from multi_dnn_ros.serving.host import SwapPhase
-from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.swap import SwapPhase
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 DNNS = ("lane", "object", "pedestrian")
@@ -31,7 +31,7 @@ def test_a_swap_loses_no_frame_and_frees_the_former_engine() -> None:
         dnns={name: DnnConfig(role=name, model=f"builtin:{name}") for name in DNNS},
         device="cuda:0",
     )
-    host = ProcessHost()
+    host = Host()
     description = host.configure(config, lambda progress: None)
     picture = np.full((480, 640, 3), 90, np.uint8)
     traffic = HostTraffic(host, description, {"front": 30.0}, lambda camera, number: picture)

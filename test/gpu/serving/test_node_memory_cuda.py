@@ -9,7 +9,6 @@ from typing import Any
 
 import psutil
 
-from multi_dnn_ros.ros.engine_host import make_host
 from multi_dnn_ros.serving import default_build
 
 #: What the driver may keep for itself, MiB; a CUDA context alone takes several hundred.
@@ -25,7 +24,7 @@ def used_mib() -> int:
 
 def test_cleanup_leaves_nothing_on_the_gpu(bench: Any) -> None:
     before, children = used_mib(), set(psutil.Process().children(recursive=True))
-    bench.node({"isolation": "process", "device": "cuda:0"}, build=default_build.build, host=make_host)
+    bench.node({"isolation": "process", "device": "cuda:0"}, build=default_build.build)
     for _ in range(2):
         assert bench.change("configure")
         assert used_mib() > before + SLACK_MIB

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from multi_dnn_ros.training.batch_norm import with_global_batch_norm
+from multi_dnn_ros.training.distributed import synchronize_batch_norm
 
 _BATCH = 9
 
@@ -32,7 +32,7 @@ def one_pass(layers: nn.Module, first: int, last: int, precision: torch.dtype) -
 def part(rank: int, folder: str, precision: torch.dtype) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     layers = network()
-    with_global_batch_norm(layers)
+    synchronize_batch_norm(layers)
     found = one_pass(layers, rank * _BATCH // 2, (rank + 1) * _BATCH // 2, precision)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

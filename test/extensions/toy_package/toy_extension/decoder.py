@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import OutputError
 from toy_extension.kind import Spot
 

@@ -1,0 +1,404 @@
+"""The ledger: every image that arrives is answered exactly once for each DNN, with a result or a drop and its reason.
+
+It is in the node's process, because an engine may end at any moment. It alone counts frames, keeps their times, decides
+which DNN gets which image (parameters `enable` and `max_rate_hz`), keeps the results of each DNN in the order of its
+frames, and frees the memory of images. An image that does not go to a DNN counts as offered to it and is dropped at
+once, so the counts of a DNN on a camera always add up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
+from multi_dnn_ros.engine.statistics import DnnCameraRecorder, Statistics
+from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+
+#: How much earlier than due an image is accepted, as a share of the period of max_rate_hz. Without this tolerance,
+#: jitter of a camera that is as fast as the limit would make every second image come too early.
+_RATE_TOLERANCE = 0.25
+SWITCHED_OFF_MESSAGE = "switched off (parameter enable)"
+#: Number of service times from which the shortest is taken as the expected one, and the share of it that is expected: a
+#: DNN that becomes idle before its next image is decoded has to wait.
+_SERVICES, _SERVICE_SHARE = 16, 0.875
+
+
+class Buffer(Protocol):
+    """Memory of an image; see :class:`multi_dnn_ros.serving.slots.Slot`."""
+
+    def output(self, dnn: str) -> npt.NDArray[np.uint8]: ...
+
+    def release(self) -> None: ...
+
+
+class RateLimit:
+    """Limits events to a rate. Not thread-safe. rate_hz: more than 0.
+
+    The time at which the next event is due advances by whole periods, so neither the tolerance nor the phase of the
+    events changes the mean rate: at most ``1 + (T + 1.25 P) / P`` events are accepted within any time T, P being the
+    period. After a pause the sequence starts again, without a burst.
+    """
+
+    def __init__(self, rate_hz: float) -> None:
+        self._period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
+        self._due_ns: int | None = None
+
+    def accept(self, now_ns: int) -> bool:
+        """Whether an event at this time is accepted. now_ns: monotonic."""
+        if self._due_ns is not None and now_ns < self._due_ns - round(_RATE_TOLERANCE * self._period_ns):
+            return False
+        if self._due_ns is None or now_ns - self._due_ns >= self._period_ns:
+            self._due_ns = now_ns
+        self._due_ns += self._period_ns
+        return True
+
+
+@dataclass
+class DnnSettings:
+    """What the ledger has to know about a DNN. cameras: whose images it processes.
+
+    deadline_ns: from arrival; None: no deadline. enabled, max_rate_hz: the parameters; 0: no limit.
+    """
+
+    cameras: tuple[str, ...]
+    deadline_ns: int | None = None
+    enabled: bool = True
+    max_rate_hz: float = 0.0
+
+
+@dataclass
+class _OpenFrame:
+    """A frame that was handed to the engines. unanswered: DNNs without an answer. readers: by DNN, the engine that may
+    still read or write the buffer. holds: unanswered DNNs, running callbacks and readers; without any, the buffer is
+    released.
+    """
+
+    frame: Frame
+    buffer: Buffer
+    unanswered: set[str]
+    holds: int
+    readers: dict[str, object] = field(default_factory=dict)
+
+
+class _Stream:
+    """One DNN on one camera. open: when each of its frames without an answer was handed over, by number, oldest first.
+    results: those that wait for earlier frames. delivering: a callback for one of its results is running.
+    """
+
+    def __init__(self, window_ns: int) -> None:
+        self.recorder = DnnCameraRecorder(window_ns)
+        self.limit: RateLimit | None = None
+        self.open: dict[int, int] = {}
+        self.results: dict[int, tuple[_OpenFrame, Result, object]] = {}
+        self.delivering = False
+        self.finished_ns = 0
+        self.services_ns: deque[int] = deque(maxlen=_SERVICES)
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+class Ledger:
+    """Thread-safe, with one lock. Callbacks run in the thread that reports the event, without the lock.
+
+    dnns: by name. clock: nanoseconds, monotonic. window_ns: window of percentiles and rates. on_answered: called with
+    the camera after each answer to one of its frames. on_taken_over: called with the name of a DNN when its first
+    result from another engine than before follows, and the ms since its previous result (None: there is none). Both
+    must neither block nor raise.
+    """
+
+    def __init__(
+        self,
+        dnns: Mapping[str, DnnSettings],
+        callbacks: Callbacks,
+        clock: Callable[[], int] = time.monotonic_ns,
+        window_ns: int = 10_000_000_000,
+        on_answered: Callable[[str], None] = _ignore,
+    ) -> None:
+        self.dnns = tuple(dnns)
+        self.on_taken_over: Callable[[str, float | None], None] = _ignore
+        self._settings = dict(dnns)
+        self._callbacks = callbacks
+        self._clock = clock
+        self._on_answered = on_answered
+        self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
+        self._settled = threading.Condition(self._lock)
+        self._last_number = 0
+        self._frames: dict[int, _OpenFrame] = {}
+        self._pending = 0  # answers that are missing or whose callback is running
+        self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
+        self._last_results: dict[str, tuple[object, int]] = {}  # by DNN, engine and time of its last result
+        self._streams = {(dnn, camera): _Stream(window_ns) for dnn, it in dnns.items() for camera in it.cameras}
+        self._by_camera: dict[str, tuple[str, ...]] = {}
+        for dnn, camera in self._streams:
+            self._by_camera[camera] = (*self._by_camera.get(camera, ()), dnn)
+
+    # -- images before they are handed to an engine
+
+    def dnns_of(self, camera: str) -> tuple[str, ...]:
+        """The DNNs that process the images of the camera."""
+        return self._by_camera.get(camera, ())
+
+    def arrived(self, frame: Frame, also_for: Iterable[str] = ()) -> tuple[str, ...]:
+        """An image arrived: count it as offered to every DNN of its camera. Returns the DNNs that it is for.
+
+        also_for: DNNs that get it although their rate is limited, because it replaces an image that was for them.
+        """
+        found, refused = [], []
+        with self._lock:
+            for dnn in self.dnns_of(frame.camera):
+                settings, stream = self._settings[dnn], self._streams[dnn, frame.camera]
+                stream.recorder.offered += 1
+                if not settings.enabled:
+                    refused.append(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
+                    continue
+                if settings.max_rate_hz and stream.limit is None:
+                    stream.limit = RateLimit(settings.max_rate_hz)
+                if stream.limit is None or stream.limit.accept(frame.received_ns) or dnn in also_for:
+                    found.append(dnn)
+                else:
+                    text = f"max_rate_hz is {settings.max_rate_hz:g}"
+                    refused.append(Drop(dnn, frame, DropReason.RATE_LIMITED, text))
+        for drop in refused:
+            self._count_drop(drop)
+        return tuple(found)
+
+    def wanted_by(self, dnns: Iterable[str]) -> tuple[str, ...]:
+        """Those of the DNNs that are neither switched off nor disabled."""
+        with self._lock:
+            return tuple(dnn for dnn in dnns if self._settings[dnn].enabled and self._disabled_reason(dnn) is None)
+
+    def lose(self, frame: Frame, dnns: Iterable[str], reason: DropReason, message: str) -> None:
+        """Drop an image that was not handed to an engine, for the DNNs that it was for. A DNN that was switched off or
+        disabled meanwhile has that as its reason, unless the image is bad.
+        """
+        for dnn in dnns:
+            with self._lock:
+                disabled = self._disabled_reason(dnn)
+            if not self._settings[dnn].enabled:
+                self._count_drop(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
+            elif disabled is not None and reason is not DropReason.BAD_IMAGE:
+                self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
+            else:
+                self._count_drop(Drop(dnn, frame, reason, message))
+
+    def next_start_ns(self, dnn: str, camera: str) -> int | None:
+        """When the DNN is expected to be done with the oldest frame of the camera that it has; None: it has none, or
+        the time of its frames is not known yet.
+        """
+        with self._lock:
+            stream = self._streams[dnn, camera]
+            handed_ns = next((at for number, at in stream.open.items() if number not in stream.results), None)
+            if handed_ns is None or not stream.services_ns:
+                return None
+            return max(handed_ns, stream.finished_ns) + int(_SERVICE_SHARE * min(stream.services_ns))
+
+    # -- frames that are handed to an engine
+
+    def open(self, frame: Frame, buffer: Buffer, dnns: Iterable[str]) -> int:
+        """An image is in `buffer`, for at least one DNN. Returns its number. The buffer is released when each of them
+        has answered and no engine reads it.
+        """
+        unanswered = set(dnns)
+        with self._lock:
+            self._last_number += 1
+            self._frames[self._last_number] = _OpenFrame(frame, buffer, unanswered, len(unanswered))
+            self._pending += len(unanswered)
+            now_ns = self._clock()
+            for dnn in unanswered:
+                self._streams[dnn, frame.camera].open[self._last_number] = now_ns
+            return self._last_number
+
+    def hand_over(self, number: int, dnns: Iterable[str], engine: object) -> None:
+        """The frame is about to be sent to this engine for these DNNs."""
+        with self._lock:
+            entry = self._frames.get(number)
+            if entry is not None:
+                for dnn in dnns:
+                    entry.readers[dnn] = engine
+                    entry.holds += 1
+
+    def buffer(self, number: int, dnn: str, engine: object) -> Buffer | None:
+        """The buffer of a frame; None if this engine has no such frame of the DNN."""
+        with self._lock:
+            entry = self._frames.get(number)
+            return entry.buffer if entry is not None and entry.readers.get(dnn) is engine else None
+
+    def result(self, number: int, dnn: str, output: Any, timing: Timing, engine: object = None) -> None:
+        """A result of a DNN, which waits until the earlier frames of the DNN on this camera are answered. Ignored if
+        the DNN has answered the frame. The engine does not use the buffer any more.
+        """
+        with self._lock:
+            entry = self._answer(number, dnn, engine)
+            if entry is not None:
+                stream = self._streams[dnn, entry.frame.camera]
+                stream.results[number] = entry, Result(dnn, entry.frame, output, timing), engine
+                begin_ns = max(stream.finished_ns, stream.open[number])
+                stream.services_ns.append(max(0, timing.finished_ns - begin_ns))
+                stream.finished_ns = max(stream.finished_ns, timing.finished_ns)
+        if entry is not None:
+            self._on_answered(entry.frame.camera)
+            self._deliver(stream)
+
+    def drop(self, number: int, dnn: str, reason: DropReason, message: str, engine: object = None) -> None:
+        """A DNN dropped the frame; ignored if the DNN has answered it. engine: does not use the buffer any more; None:
+        it may.
+        """
+        with self._lock:
+            entry = self._answer(number, dnn, engine)
+            if entry is None:
+                return
+            stream = self._streams[dnn, entry.frame.camera]
+            del stream.open[number]
+        self._count_drop(Drop(dnn, entry.frame, reason, message))
+        self._release(number, entry)
+        self._on_answered(entry.frame.camera)
+        self._deliver(stream)
+
+    def engine_lost(self, engine: object, message: str) -> None:
+        """Drop the frames that an engine has not answered, which it may still read."""
+        with self._lock:
+            missing = [(number, dnn) for number, entry in self._frames.items()
+                       for dnn in entry.unanswered if entry.readers.get(dnn) is engine]  # fmt: skip
+        for number, dnn in missing:
+            self.drop(number, dnn, DropReason.ENGINE_LOST, message)
+
+    def engine_ended(self, engine: object, message: str) -> None:
+        """Likewise, when the engine has ended and reads nothing any more."""
+        self.engine_lost(engine, message)
+        with self._lock:
+            frames = list(self._frames.items())
+            read = [(number, dnn) for number, it in frames for dnn, reader in it.readers.items() if reader is engine]
+            for number, dnn in read:
+                self._stop_reading(number, self._frames[number], dnn)
+
+    def drop_unanswered(self, reason: DropReason, message: str) -> None:
+        """Drop every frame that is not answered, because nothing is served any more."""
+        with self._lock:
+            missing = [(number, dnn) for number, entry in self._frames.items() for dnn in entry.unanswered]
+        for number, dnn in missing:
+            self.drop(number, dnn, reason, message)
+
+    def failure(self, failure: Failure) -> None:
+        """A DNN failed: frames were lost because of an error of the DNN."""
+        if failure.disabled:
+            until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
+            with self._lock:
+                self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
+        call_and_log_errors(self._callbacks.on_failure, failure)
+
+    def enabled(self, dnn: str) -> None:
+        """A disabled DNN accepts frames again."""
+        with self._lock:
+            self._disabled.pop(dnn, None)
+
+    # -- settings and figures
+
+    def update(self, dnn: str, **values: Any) -> None:
+        """Change attributes of the :class:`DnnSettings` of a DNN."""
+        with self._lock:
+            for name, value in values.items():
+                setattr(self._settings[dnn], name, value)
+            for camera in self._settings[dnn].cameras:
+                self._streams[dnn, camera].limit = None
+
+    def switched_off(self) -> list[str]:
+        """The DNNs whose parameter `enable` is false."""
+        return [dnn for dnn, settings in self._settings.items() if not settings.enabled]
+
+    def statistics(self) -> Statistics:
+        """A snapshot of the counts and percentiles."""
+        now_ns = self._clock()
+        with self._lock:
+            recorders = {pair: stream.recorder.copy() for pair, stream in self._streams.items()}
+            disabled = {dnn: reason for dnn in self.dnns if (reason := self._disabled_reason(dnn)) is not None}
+        return Statistics({pair: recorder.snapshot(now_ns) for pair, recorder in recorders.items()}, disabled)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until every frame is answered and every callback has returned; False on timeout."""
+        with self._lock:
+            return self._settled.wait_for(lambda: not self._pending, timeout_s)
+
+    # -- internal; those that take an entry of the ledger from it are called with the lock
+
+    def _disabled_reason(self, dnn: str) -> str | None:
+        """None: the DNN is enabled, or due for a retry."""
+        reason, until_ns = self._disabled.get(dnn, (None, None))
+        if until_ns is not None and self._clock() >= until_ns:
+            del self._disabled[dnn]
+            return None
+        return reason
+
+    def _answer(self, number: int, dnn: str, engine: object) -> _OpenFrame | None:
+        """Note the answer to a frame. None: it is answered already. engine: reads the buffer no longer."""
+        entry = self._frames.get(number)
+        if entry is None:
+            return None
+        first = dnn in entry.unanswered
+        entry.unanswered.discard(dnn)
+        if engine is not None and entry.readers.get(dnn) is engine:
+            self._stop_reading(number, entry, dnn)
+        return entry if first else None
+
+    def _stop_reading(self, number: int, entry: _OpenFrame, dnn: str) -> None:
+        del entry.readers[dnn]
+        self._let_go(number, entry)
+
+    def _let_go(self, number: int, entry: _OpenFrame) -> None:
+        entry.holds -= 1
+        if not entry.holds:
+            del self._frames[number]
+            entry.buffer.release()
+
+    def _release(self, number: int, entry: _OpenFrame) -> None:
+        """The callback for an answer has returned."""
+        with self._lock:
+            self._pending -= 1
+            self._let_go(number, entry)
+            if not self._pending:
+                self._settled.notify_all()
+
+    def _deliver(self, stream: _Stream) -> None:
+        """Call the callback for each result before which nothing is missing; one thread per stream at a time."""
+        while True:
+            with self._lock:
+                number = next(iter(stream.open), None)
+                if stream.delivering or number is None or number not in stream.results:
+                    return
+                entry, result, engine = stream.results.pop(number)
+                del stream.open[number]
+                stream.delivering = True
+            try:
+                self._callbacks.on_result(result)
+            except (Exception, SystemExit) as error:  # of the message function of another package
+                text = f"{type(error).__name__}: {error}"
+                self._count_drop(Drop(result.dnn, result.frame, DropReason.PUBLISH_ERROR, text))
+            else:
+                self._count_result(stream, result, engine)
+            with self._lock:
+                stream.delivering = False
+            self._release(number, entry)
+
+    def _count_result(self, stream: _Stream, result: Result, engine: object) -> None:
+        now_ns = self._clock()
+        with self._lock:
+            stream.recorder.record_published(result.timing, now_ns, self._settings[result.dnn].deadline_ns)
+            previous, last_ns = self._last_results.get(result.dnn, (None, None))
+            self._last_results[result.dnn] = engine, now_ns
+        if previous is not engine:
+            self.on_taken_over(result.dnn, None if last_ns is None else (now_ns - last_ns) / 1e6)
+
+    def _count_drop(self, drop: Drop) -> None:
+        with self._lock:
+            self._streams[drop.dnn, drop.frame.camera].recorder.dropped[drop.reason] += 1
+        call_and_log_errors(self._callbacks.on_drop, drop)

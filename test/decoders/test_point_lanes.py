@@ -1,0 +1,157 @@
+"""UFLDv2 and CLRNet: the lines are those of the networks' original code, restated in support/reference_lanes.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference_lanes
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from multi_dnn_ros.decoders.clrnet import ClrNetDecoder
+from multi_dnn_ros.decoders.layout import Layout
+from multi_dnn_ros.decoders.recognition import recognize
+from multi_dnn_ros.decoders.ufldv2 import UfldV2Decoder
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.results import Lanes, OutputError
+
+#: Rows, columns, the rows' positions in the whole image, the part that the network sees, its input.
+CULANE = (72, 81, list(np.linspace(0.42, 1, 72)), 0.6, (1600, 320))
+TUSIMPLE = (56, 41, list(np.linspace(160, 710, 56) / 720), 0.8, (800, 320))
+SIZES = st.tuples(st.integers(20, 1200), st.integers(20, 1920))
+
+
+def same_lines(found: Lanes, expected: list[reference_lanes.Line]) -> None:
+    got = sorted(((lane.score, lane.points) for lane in found.lanes), key=lambda line: (line[0], *line[1][0]))
+    wanted = sorted(((score, points) for points, score in expected), key=lambda line: (line[0], *line[1][0]))
+    assert len(got) == len(wanted)
+    for (score, points), (right_score, right) in zip(got, wanted, strict=True):
+        assert score == pytest.approx(right_score, abs=1e-6)
+        np.testing.assert_allclose(points, np.array(right), rtol=1e-4, atol=0.01)
+    assert [lane.number for lane in found.lanes] == list(range(1, len(got) + 1))
+    assert set(np.unique(found.numbers)) <= set(range(len(got) + 1))
+    for lane in found.lanes:
+        assert np.isfinite(lane.curve).all()
+
+
+def ufldv2_outputs(seed: int, trained_for: tuple, cells: int, present: float) -> list[np.ndarray]:
+    rows, columns, *_ = trained_for
+    random = np.random.default_rng(seed)
+    shapes = [(1, cells, rows, 4), (1, cells // 2 + 1, columns, 4), (1, 2, rows, 4), (1, 2, columns, 4)]
+    outputs = [random.normal(0, 3, shape).astype(np.float32) for shape in shapes]
+    for exists in outputs[2:]:
+        exists[:, 1] += np.float32(present)
+    return outputs
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    trained_for=st.sampled_from([CULANE, TUSIMPLE]),
+    cells=st.sampled_from([8, 100, 200]),
+    present=st.floats(-3, 6),
+    size=SIZES,
+    order=st.permutations(range(4)),
+)
+def test_ufldv2(seed: int, trained_for: tuple, cells: int, present: float, size: tuple, order: list[int]) -> None:
+    outputs = ufldv2_outputs(seed, trained_for, cells, present)
+    decoder = UfldV2Decoder(Preprocess(*trained_for[4]), ["lane"], score_threshold=0.3)
+    raw = [torch.from_numpy(outputs[index]) for index in order]
+    decoder.check(raw)
+    expected = reference_lanes.ufldv2(outputs, size, 0.3, row_anchors=trained_for[2], seen=trained_for[3])
+    same_lines(decoder(raw, size), expected)
+
+
+def test_ufldv2_gives_lines_where_they_were_put() -> None:
+    outputs = [
+        np.zeros(shape, np.float32) for shape in ((1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4))
+    ]
+    for exists in outputs[2:]:
+        exists[:, 0] = 4.0
+    for row in range(20, 72):  # line 1: from the middle of the bottom to the upper left
+        outputs[0][0, 40 + row, row, 1] = 50.0
+        outputs[2][0, 1, row, 1] = 9.0
+    for column in range(40, 81):  # line 3: rises to the right, from cell 90 of the whole image to cell 50
+        outputs[1][0, 130 - column, column, 3] = 50.0
+        outputs[3][0, 1, column, 3] = 9.0
+    found = UfldV2Decoder(Preprocess(1600, 320), ["lane"])(list(map(torch.from_numpy, outputs)), (354, 1640))
+    assert len(found.lanes) == 2
+    steep, flat = sorted(found.lanes, key=lambda lane: -len(lane.points))
+    assert steep.points[0] == pytest.approx((111.5 / 199 * 1640, 353), abs=0.6)
+    assert len(steep.points) == 52
+    # Cell 50 is 50.5 / 99 of the whole image of 590 rows, of which the network sees the lower 354.
+    assert flat.points[-1] == pytest.approx((1639, 50.5 / 99 * 590 - 236), abs=0.6)
+    assert all(0 <= v <= 353 for lane in found.lanes for _, v in lane.points)
+    assert steep.score == pytest.approx(1 / (1 + np.exp(-5)), abs=1e-5)
+
+
+def clrnet_outputs(seed: int, count: int, spread: float) -> np.ndarray:
+    """Candidates near straight lines; some close to each other, some short, some outside the image."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros((1, count, 78), np.float32)
+    rows[..., :2] = random.normal(0, 2, (1, count, 2))
+    rows[..., 2] = random.choice([0.0, 0.1, random.uniform(-0.1, 1.1)], (1, count))
+    rows[..., 3] = random.uniform(0, 1, (1, count))
+    rows[..., 5] = random.uniform(0, 1.2, (1, count))
+    position = np.linspace(0, 1, 72)
+    slope = random.uniform(-0.8, 0.8, (count, 1))
+    rows[0, :, 6:] = rows[0, :, 3:4] + slope * position * spread + random.normal(0, 0.003, (count, 72))
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@example(seed=462783, count=52, spread=0.0, max_lines=3, size=(20, 20))  # candidates that start below the image
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 60),
+    spread=st.floats(0, 2),
+    max_lines=st.integers(1, 6),
+    size=SIZES,
+)
+def test_clrnet(seed: int, count: int, spread: float, max_lines: int, size: tuple) -> None:
+    rows = clrnet_outputs(seed, count, spread)
+    decoder = ClrNetDecoder(Preprocess(800, 320), ["lane"], score_threshold=0.4, max_detections=max_lines)
+    raw = [torch.from_numpy(rows)]
+    decoder.check(raw)
+    same_lines(decoder(raw, size), reference_lanes.clrnet([rows], size, 0.4, max_lines))
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=78, max_size=78), size=SIZES)
+def test_any_numbers_of_clrnet_give_lines_inside_the_image(values: list[float], size: tuple) -> None:
+    rows = np.array(values, np.float32).reshape(1, 1, 78).repeat(3, axis=1)
+    found = ClrNetDecoder(Preprocess(800, 320), ["lane"], score_threshold=1e-6)([torch.from_numpy(rows)], size)
+    for lane in found.lanes:
+        assert (lane.points >= 0).all()
+        assert (lane.points <= np.array([size[1] - 1, size[0] - 1])).all()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size", "name"),
+    [
+        ([(1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4)], (1600, 320), "ufldv2"),
+        ([(1, 100, 56, 4), (1, 100, 41, 4), (1, 2, 56, 4), (1, 2, 41, 4)], (800, 320), "ufldv2"),
+        ([(1, 192, 78)], (800, 320), "clrnet"),
+    ],
+)
+def test_recognized(shapes: list, size: tuple, name: str) -> None:
+    for kind in ("", "lanes"):
+        found = recognize(Layout(tuple(shapes), size), kind)
+        assert found.chosen == name, found.why
+        assert found.decided
+    assert recognize(Layout(((1, 25200, 78),), (640, 640), 73)).chosen == "yolov5"
+
+
+def test_other_rows_and_values_that_are_not_finite_are_refused() -> None:
+    decoder = UfldV2Decoder(Preprocess(1600, 320), ["lane"])
+    outputs = [
+        torch.zeros(1, 200, 70, 4),
+        torch.zeros(1, 100, 81, 4),
+        torch.zeros(1, 2, 70, 4),
+        torch.zeros(1, 2, 81, 4),
+    ]
+    with pytest.raises(OutputError, match="axis 2 of output 0 is 70, expected 72"):
+        decoder(outputs, (20, 20))
+    with pytest.raises(OutputError, match="output 0 holds NaN"):
+        ClrNetDecoder(Preprocess(800, 320), ["lane"])([torch.full((1, 192, 78), float("nan"))], (20, 20))

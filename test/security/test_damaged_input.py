@@ -1,0 +1,197 @@
+"""Damaged images, parameters and ONNX files: an error of the right kind that names the file, or a result."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.models import onnx_source
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.parameter_fields import ParameterError, parameter_fields
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.image_decoding import ENCODINGS, ImageSettings, decode_compressed, decode_image
+
+SETTINGS = ImageSettings("front", 4096)
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 16, 255, 4095, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1])
+SMALL = st.one_of(st.integers(0, 40), NUMBERS.filter(lambda number: 0 <= number < 2**32))
+#: As many as take about a second.
+_quick = settings(max_examples=400, deadline=None)
+_slow = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def message_of(error: type[Exception], function: Callable[..., object], *given: Any) -> str:
+    """What the error of this kind says; empty if there is none."""
+    try:
+        function(*given)
+    except error as raised:
+        return str(raised) or "an error without a text"
+    return ""
+
+
+@st.composite
+def mutated(draw: Any, sources: list[bytes]) -> bytes:
+    """Bytes changed, cut out, doubled or inserted."""
+    data = bytearray(draw(st.sampled_from(sources)))
+    for _ in range(draw(st.integers(1, 5))):
+        at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 16))
+        piece = draw(st.one_of(st.binary(max_size=8), st.just(bytes(data[at : at + length]) * 2)))
+        data[at : at + length] = piece
+    return bytes(data)
+
+
+@_quick
+@given(
+    width=SMALL,
+    height=SMALL,
+    encoding=st.sampled_from([*ENCODINGS, "", "32FC1", "rgb8 ", "\0", "nv99"]),
+    step=st.one_of(SMALL, st.integers(1, 8)),
+    big_endian=st.integers(0, 2),
+    factor=st.sampled_from([0, 0.5, 1, 1.5]),
+    per_pixel=st.booleans(),
+)
+def test_any_raw_image(
+    width: int, height: int, encoding: str, step: int, big_endian: int, factor: float, per_pixel: bool
+) -> None:
+    step = step * width if per_pixel else step
+    data = bytes(min(40_000, int(step * height * factor)))
+    message = SimpleNamespace(
+        width=width, height=height, encoding=encoding, step=step, is_bigendian=big_endian, data=data
+    )
+    try:
+        image = decode_image(message, SETTINGS)
+    except FrameError:
+        return
+    assert image.shape == (height, width, 3)
+    assert image.dtype == np.uint8
+
+
+_PICTURE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+FILES = [cv2.imencode(end, _PICTURE)[1].tobytes() for end in (".jpg", ".png", ".webp", ".bmp")]
+
+
+@_quick
+@given(mutated(FILES), st.sampled_from(["jpeg", "png", "", "rgb8; jpeg"]))
+def test_any_image_file(data: bytes, form: str) -> None:
+    try:
+        image = decode_compressed(SimpleNamespace(format=form, data=data), SETTINGS)
+    except FrameError:
+        return
+    assert image.ndim == 3
+
+
+_VALUES = [True, 0, -1, 2**63, 1e308, float("nan"), "", "auto", "x" * 300, "\0", "../../etc", [], [""], ["a", 1],
+           [1.5], None, b"raw", "builtin:object", "cuda:99999999"]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*parameter_fields(("front",), ("object",)), "dnn.object.modle", "x", ""]),
+        st.sampled_from(_VALUES),
+        max_size=5,
+    )
+)
+def test_any_parameters(values: dict[str, Any]) -> None:
+    message_of(ParameterError, to_config, {"dnns": ["object"], **values})
+
+
+PLAIN = b"/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [object]\n    dnn: {object: {jobs: 2}}\n"
+ODD = [b"!!binary ", b"!!python/name:os.system ", b"2001-99-99", b".nan", b"1e999", b"&a ", b"*a", b"\0", b"{", b"|"]
+
+
+@_slow
+@given(mutated([PLAIN, *(PLAIN + b"    workers: " + text for text in ODD)]))
+def test_any_parameter_file(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_bytes(data)
+    message = message_of(ParameterError, read_params_file, str(file))
+    assert not message or file.name in message
+
+
+def network() -> onnx.ModelProto:
+    """A small detector as exporters write it: convolution, shape chain, resize, pooling, head."""
+    constants = {
+        "w": np.ones((4, 3, 3, 3), np.float32), "one": np.array([1], np.int64), "minus": np.array([-1], np.int64),
+        "two": np.array(2, np.int64), "scales": np.array([1, 1, 2, 2], np.float32), "eight": np.array([8], np.int64),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Resize", ["p", "", "scales"], ["u"], mode="nearest"),
+        helper.make_node("Concat", ["u", "c"], ["a"], axis=1),
+        helper.make_node("Shape", ["a"], ["s"]),
+        helper.make_node("Gather", ["s", "two"], ["h"]),
+        helper.make_node("Concat", ["one", "eight", "minus"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["a", "shape"], ["out"]),
+    ]
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 16, "w"])
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "g", [image], [out], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    helper.set_model_props(model, {"names": "{0: 'a', 1: 'b', 2: 'c', 3: 'd'}", "stride": "4", "task": "detect"})
+    return model
+
+
+def rewire(model: onnx.ModelProto, rng: random.Random) -> None:
+    """Cycles, values that nothing writes, other operators, nodes out of order."""
+    node = rng.choice(model.graph.node)
+    names = [name for each in model.graph.node for name in (*each.input, *each.output)] + ["", "nowhere"]
+    node.input[rng.randrange(len(node.input))] = rng.choice(names)
+    if rng.random() < 0.5:
+        node.op_type = rng.choice([*_OPERATORS, "", "\n\0"])
+
+
+def resize(model: onnx.ModelProto, rng: random.Random) -> None:
+    """Claimed sizes, and attributes of wrong kinds and values."""
+    sizes = (-1, 0, 1, 3, 1 << 16, (1 << 31) - 1, 1 << 40, (1 << 63) - 1)
+    rng.choice(model.graph.initializer).dims[:] = [rng.choice(sizes) for _ in range(rng.randint(1, 4))]
+    node = rng.choice(model.graph.node)
+    name = rng.choice(["axis", "kernel_shape", "pads", "strides", "mode", "dilations", "group"])
+    if name not in [attribute.name for attribute in node.attribute]:
+        node.attribute.append(helper.make_attribute(name, rng.choice([*sizes, [0, 1 << 40], "x" * 9999, 0.5])))
+
+
+_OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain})
+
+
+@settings(_slow, max_examples=200)
+@given(
+    st.one_of(
+        mutated([network().SerializeToString()]),
+        st.tuples(st.sampled_from([rewire, resize]), st.integers(0, 2**32)),
+    )
+)
+def test_any_onnx_file(
+    tmp_path_factory: pytest.TempPathFactory, change: bytes | tuple[Callable[[Any, random.Random], None], int]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.onnx"
+    if isinstance(change, bytes):
+        file.write_bytes(change)
+    else:
+        model = network()
+        change[0](model, random.Random(change[1]))
+        file.write_bytes(model.SerializeToString())
+    config = DnnConfig(
+        role="object", model=str(file), decoder="yolo", labels=list("abcd"), input_width=16, input_height=16
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_source, "verify", lambda *given: None)  # starts a process
+        for step in (check_dnn, load_dnn):
+            message = message_of(ModelError, step, "x", config)
+            assert all(file.name in line or "dnn.x" in line for line in message.splitlines())
+            assert len(message) < 1500
