@@ -170,9 +170,9 @@ def run_engine(config: NodeConfig, frames: CameraFrames, wake: Any, connection: 
     """
     from multi_dnn_ros.engine import Frame, Result
     from multi_dnn_ros.engine.reports import Callbacks
-    from multi_dnn_ros.serving.accounts import Accounts
     from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-    from multi_dnn_ros.serving.process_host import ProcessHost
+    from multi_dnn_ros.serving.host import Host
+    from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 
     latencies_ms: list[float] = []
 
@@ -182,16 +182,15 @@ def run_engine(config: NodeConfig, frames: CameraFrames, wake: Any, connection: 
     def ignore(report: object) -> None:
         """Of drops and failures, which are missing results."""
 
-    host = ProcessHost()
+    host = Host()
     description = host.configure(config, lambda progress: None)
-    accounts = Accounts(
-        {name: dnn.cameras for name, dnn in description.dnns.items()},
+    ledger = Ledger(
+        {name: DnnSettings(dnn.cameras) for name, dnn in description.dnns.items()},
         Callbacks(on_result, ignore, ignore),
-        time.monotonic_ns,
-        on_answered=lambda dnn, camera, *times: decoders[camera].answered(dnn, *times),
+        on_answered=lambda camera: decoders[camera].wake(),
     )
-    decoders = {name: CameraDecoder(name, host, accounts, ignore) for name in config.cameras}
-    host.start(accounts)
+    decoders = {name: CameraDecoder(name, host, ledger, ignore) for name in config.cameras}
+    host.start(ledger)
     for decoder in decoders.values():
         decoder.start()
     this = psutil.Process()
@@ -218,7 +217,7 @@ def run_engine(config: NodeConfig, frames: CameraFrames, wake: Any, connection: 
                 frame = Frame(f"camera{camera}", int(frames.stamps_ns[camera, slot]))
                 decoders[frame.camera].arrived(frame, partial(decode, int(camera), slot))
             seen = numbers
-        accounts.wait_idle(_EXTRA_S)
+        ledger.wait_idle(_EXTRA_S)
         connection.send(Report(list(latencies_ms), cpu_s() - begin_cpu_s))
 
 
