@@ -32,7 +32,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
-test: test-gpu ## all but the long ones; the aim is six minutes on two cores, `--durations` shows what takes long
+test: test-gpu ## all but the long ones; the aim is five minutes on two cores, `--durations` shows what takes long
 	$(BIN)/python -m pytest --durations 25 --numprocesses $(WORKERS) $(PARALLEL) -m "not long"
 
 test-long: install ## soaks, scenarios of many processes, large networks; no more workers than cores: these disturb one another

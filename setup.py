@@ -25,6 +25,7 @@ setup(
     # What serving needs; multi_dnn_ros/common/extras.py says which library of an extra is imported where.
     install_requires=[
         "filelock>=3.6",
+        "lap>=0.5.12",
         "mcap>=1.2,<2",
         "numpy>=1.21",
         "onnx>=1.15",

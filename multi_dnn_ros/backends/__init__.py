@@ -22,15 +22,13 @@ class Shared:
 
     converted: weights cast to another dtype, by dtype and id of the float32 tensor, which must stay alive. pool,
     stream: memory pool of the CUDA graphs and the stream they are captured on. weights: those of ONNX Runtime's
-    sessions, by content. merged: concatenated weights of siblings, by the ids of the tensors that they consist of.
-    gate, reduce: see CapturedNetwork.
+    sessions, by content. gate, reduce: see CapturedNetwork.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
     pool: Any = None
     stream: Any = None
     weights: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    merged: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
     gate: Gate | None = None
     reduce: Callable[[Tensors], Tensors] | None = None
 

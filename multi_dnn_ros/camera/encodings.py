@@ -36,12 +36,6 @@ def compress(rgb: RgbArray, image_format: str) -> RgbArray:
     return np.asarray(data, np.uint8).reshape(-1)
 
 
-def resize(rgb: RgbArray, size: tuple[int, int]) -> RgbArray:
-    """Stretch an image to `size`, (width, height)."""
-    shrinks = size[0] * size[1] < rgb.shape[0] * rgb.shape[1]
-    return np.asarray(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR), np.uint8)
-
-
 def _mono16(rgb: RgbArray) -> Any:
     # 257 = 65535 / 255: white stays white. The message says little-endian.
     return (cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.uint16) * 257).astype("<u2")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import cv2
+import numpy as np
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
@@ -14,7 +16,6 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.camera.encodings import resize
 from multi_dnn_ros.camera.messages import COMPRESSED, image_message, truth_message
 from multi_dnn_ros.camera.sources import Source, SourceImage
 from multi_dnn_ros.ros.qos import LATCHED
@@ -66,27 +67,23 @@ class CameraPublisher:
 
         Does not wait if `count` is 0. Raises TimeoutError, which names the topic without enough subscriptions.
         """
-        if count == 0:
-            return
+        wanted = {self._images: count, **dict.fromkeys(self._truth, 1)} if count else {}
         deadline = time.monotonic() + timeout_s
-        wanted = [(self._images, count), *((publisher, 1) for publisher in self._truth)]
-        while running():
-            missing = [(publisher, need) for publisher, need in wanted if publisher.get_subscription_count() < need]
-            if not missing:
-                # DDS matches both sides independently: a subscriber may discover us some milliseconds later.
-                time.sleep(_SETTLE_S)
-                return
+        while running() and (
+            missing := [each for each, need in wanted.items() if each.get_subscription_count() < need]
+        ):
             if time.monotonic() > deadline:
-                publisher, need = missing[0]
-                found = publisher.get_subscription_count()
-                raise TimeoutError(f"{found} of {need} subscribers on {publisher.topic_name} after {timeout_s:g} s")
+                found = f"{missing[0].get_subscription_count()} of {wanted[missing[0]]} subscribers"
+                raise TimeoutError(f"{found} on {missing[0].topic_name} after {timeout_s:g} s")
             time.sleep(0.02)
+        if wanted:  # DDS matches both sides independently: a subscriber may discover us some milliseconds later
+            time.sleep(_SETTLE_S)
 
     def publish(self, item: SourceImage) -> None:
         """Publish an image and its ground truth, stamped with the current time."""
         header = Header(stamp=self._clock.now().to_msg(), frame_id=self._frame_id)
-        pixels = item.image if self._size is None else resize(item.image, self._size)
-        self._images.publish(image_message(pixels, header, self._encoding))
+        pixels = item.image if self._size is None else cv2.resize(item.image, self._size, interpolation=cv2.INTER_AREA)
+        self._images.publish(image_message(np.asarray(pixels, np.uint8), header, self._encoding))
         if self._truth:
             assert item.scene is not None  # the command checks that the source is generated
             detections, lane_mask = self._truth

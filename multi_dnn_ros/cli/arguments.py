@@ -1,4 +1,4 @@
-"""Types of arguments that several verbs share. Each raises ArgumentTypeError, to which argparse adds the option."""
+"""Types of arguments that several commands share. Each raises ArgumentTypeError, to which argparse adds the option."""
 
 from __future__ import annotations
 
@@ -6,48 +6,9 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 
 from multi_dnn_ros.common.image_size import SIZE_FORM, parse_size
-
-
-def natural(text: str) -> int:
-    """An integer, at least 0."""
-    return _integer(text, 0)
-
-
-def positive(text: str) -> int:
-    """An integer, at least 1."""
-    return _integer(text, 1)
-
-
-def positive_float(text: str) -> float:
-    """A number above 0 and below 1e9."""
-    return _number(text, lambda value: 0.0 < value < 1e9, "above 0 and below 1e9")
-
-
-def not_negative(text: str) -> float:
-    """A number of at least 0 and below 1e6."""
-    return _number(text, lambda value: 0.0 <= value < 1e6, "of at least 0 and below 1e6")
-
-
-def fraction(text: str) -> float:
-    """A number from 0 to 1."""
-    return _number(text, lambda value: 0.0 <= value <= 1.0, "from 0 to 1")
-
-
-def positive_fraction(text: str) -> float:
-    """A number above 0 and up to 1."""
-    return _number(text, lambda value: 0.0 < value <= 1.0, "above 0 and up to 1")
-
-
-def minutes(text: str) -> float:
-    """A duration of at least 0.1 minutes."""
-    return _number(text, lambda value: 0.1 <= value < 1e6, "of at least 0.1 and below 1e6")
-
-
-def soak_minutes(text: str) -> float:
-    """A duration of at least 0.25 minutes, long enough that each of its three parts has results."""
-    return _number(text, lambda value: 0.25 <= value < 1e6, "of at least 0.25 and below 1e6")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -77,13 +38,13 @@ def topic_name(text: str) -> str:
     return text
 
 
-def _integer(text: str, minimum: int) -> int:
+def _integer(text: str, *, minimum: int) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
         raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum} and at most 18 digits")
     return int(text)
 
 
-def _number(text: str, allowed: Callable[[float], bool], requirement: str) -> float:
+def _number(text: str, *, allowed: Callable[[float], bool], requirement: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -91,3 +52,14 @@ def _number(text: str, allowed: Callable[[float], bool], requirement: str) -> fl
     if not allowed(value):
         raise argparse.ArgumentTypeError(f"'{text}' is not a number {requirement}")
     return value
+
+
+natural = partial(_integer, minimum=0)
+positive = partial(_integer, minimum=1)
+positive_float = partial(_number, allowed=lambda value: 0.0 < value < 1e9, requirement="above 0 and below 1e9")
+not_negative = partial(_number, allowed=lambda value: 0.0 <= value < 1e6, requirement="of at least 0 and below 1e6")
+fraction = partial(_number, allowed=lambda value: 0.0 <= value <= 1.0, requirement="from 0 to 1")
+positive_fraction = partial(_number, allowed=lambda value: 0.0 < value <= 1.0, requirement="above 0 and up to 1")
+minutes = partial(_number, allowed=lambda value: 0.1 <= value < 1e6, requirement="of at least 0.1 and below 1e6")
+#: Long enough that each of the three parts of a soak test has results.
+soak_minutes = partial(_number, allowed=lambda value: 0.25 <= value < 1e6, requirement="of at least 0.25 and below 1e6")

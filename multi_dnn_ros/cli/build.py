@@ -1,12 +1,11 @@
 """Fill the caches for a parameter file, so that the node starts in seconds.
 
 Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
-results that take long to compute in ~/.cache/multi_dnn_ros (docs/devices.md lists the folders). For DNNs with backend
-auto it also measures which backend is the fastest; the node then uses that one. Afterwards it configures again, from
-the caches, to show how long the node will take.
+results that take long to compute in ~/.cache/multi_dnn_ros (docs/devices.md lists the folders). Afterwards it
+configures again, from the caches, to show how long the node will take.
 
 Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries from
-another machine or version are never used and can be deleted. Stop other programs while backends are measured.
+another machine or version are never used and can be deleted.
 
 CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
 
@@ -54,16 +53,11 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.backends.inductor import cache_directory
     from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.common.resources import cache_folder
-    from multi_dnn_ros.pipeline.measured_backend import MEASURED
     from multi_dnn_ros.serving.descriptions import ConfigureError
 
-    dnns = {
-        name: dnn.model_copy(update={"backend": MEASURED}) if dnn.backend == "auto" else dnn
-        for name, dnn in config.dnns.items()
-    }
     before = {**_files(cache_folder()), **_files(cache_directory())}
     try:
-        first_s = _configure(config.model_copy(update={"dnns": dnns}), lambda line: print(line, flush=True))
+        first_s = _configure(config, lambda line: print(line, flush=True))
         print("configuring again, from the caches", flush=True)
         again_s = _configure(config, lambda line: None)
     except ConfigureError as error:

@@ -13,16 +13,12 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Options of MODEL with other names than their parameters in dnn.<dnn>.
-_PARAMETERS = {"size": "parameters input_width and input_height", "threshold": "parameter score_threshold"}
-
 
 def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
     """--params-file and --dnn."""
     add = parser.add_argument
     add("--params-file", type=Path, metavar="YAML",
-        help="instead of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
-        "its tiles")  # fmt: skip
+        help="instead of MODEL: a DNN of this parameter file, with its crop and all its results")  # fmt: skip
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
 
 
@@ -42,7 +38,7 @@ def check_configured(args: argparse.Namespace, models: object, model_options: Ma
         raise CommandError(f"--params-file is {args.params_file}: no such file")
     for option, default in model_options.items():
         if getattr(args, option.replace("-", "_")) != default:
-            raise UsageError(f"--{option} is for MODEL; {_instead(option)}")
+            raise UsageError(f"--{option} is for MODEL; a DNN of --params-file has its parameters there")
     if models:
         raise UsageError("MODEL and --params-file both name a model; give only one of them")
 
@@ -58,11 +54,3 @@ def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:
     if args.dnn not in config.dnns:
         raise UsageError(f"--dnn is {args.dnn!r}; the parameter file has: {names}")
     return str(args.dnn), config
-
-
-def _instead(option: str) -> str:
-    from multi_dnn_ros.settings.dnn_schema import DnnConfig
-
-    field = option.replace("-", "_")
-    parameter = _PARAMETERS.get(option) or (f"parameter {field}" if field in DnnConfig.model_fields else "")
-    return f"with --params-file, set {parameter} there" if parameter else "it cannot be used with --params-file"

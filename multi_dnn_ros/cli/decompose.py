@@ -49,7 +49,7 @@ How the ranks are chosen (--ranks):
   budget    a given reduction of the network's MACs (--macs-cut), distributed so that the error is smallest
   measured  the ranks of --ratio or larger ones, whichever are fastest when each layer is timed on --device with
             --backend; layers that do not become faster stay as they are. The whole network is then timed against the
-            original, alone and --instances at once; while it is not faster, the half of the decomposed layers with the
+            original, alone and several at once; while it is not faster, the half of the decomposed layers with the
             smallest gains is restored.
 
 Images (--data): a folder of images; `road`, generated road images of this package; or the training part of a data set:

@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{option} needs --video; a drive takes DNNs and device from its parameter file")
     if args.params_file is not None:
         read_config(args, _NODE)  # before anything is imported or written
+    from multi_dnn_ros.demo.comparison import run_both
     from multi_dnn_ros.demo.drive import Demo
-    from multi_dnn_ros.demo.report import run_both
     from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
 
     if args.size is not None and not all(MIN_SIDE <= side <= MAX_SIDE for side in args.size):

@@ -49,7 +49,7 @@ Classifiers get top-1 and top-5 accuracy, detectors COCO's mAP, lane networks th
 pixels at a width of 320. Scores are those of the network in float32; --served adds a row with the scores at the
 precision and backend that the node uses.
 
---params-file scores each result of a DNN with its configured crop and tiles, on whole images. Each result is compared
+--params-file scores each result of a DNN with its configured crop, on whole images. Each result is compared
 with the ground truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
 
 {DATA_HELP}"""

@@ -14,7 +14,7 @@ JSON_NAME = "report.json"
 MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": [],
     "thresholds": False, "batch-size": 64, "served": False, "latency": False, "backend": "auto",
-    "precision": "auto", "calibration-images": "", "sms": None, "instances": None,
+    "precision": "auto", "calibration-images": "", "sms": None,
 }  # fmt: skip
 
 
@@ -22,13 +22,11 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     """Score the DNN on the test part of each --data, print a table, and write the report. Returns 1 if no result has a
     score.
 
-    Raises CommandError, UsageError, ParameterError, ModelError, DatasetError; ConfigError for a network that cannot
-    process its tiles.
+    Raises CommandError, UsageError, ParameterError, ModelError, DatasetError.
     """
     from multi_dnn_ros.common.reporting import provenance, table, write_json
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.pipeline.choices import choose_device
-    from multi_dnn_ros.pipeline.tiles_check import check_tiles
     from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
     from multi_dnn_ros.training.data import evenly_spaced
     from multi_dnn_ros.training.samples import SomeRows
@@ -39,7 +37,6 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     name, config = read_configured(args)
     device = choose_device(args.device, "--device is")
     dnn = load_dnn(name, config.dnns[name])
-    check_tiles(dnn, config.dnns[name])
     results: list[dict[str, Any]] = []
     # Open all data first, so that a mistake in the last --data is reported before the others are scored.
     sets = [open_images(data, scored_labels(dnn), args.scenes) for data in args.data]
@@ -56,7 +53,7 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     print(table(("result", "data", "images", "scores"), lines))
     if args.report is not None:
         settings = config.dnns[name]
-        about = {"dnn": name, "model": settings.model, "crop": list(settings.crop), "tiles": settings.tiles}
+        about = {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
         write_json(args.report / JSON_NAME, {**provenance(), "device": str(device), **about, "results": results})
         print(f"report written to {args.report / JSON_NAME}")
     return 0 if any("scores" in row for row in results) else 1

@@ -1,4 +1,23 @@
-"""``multi-dnn fleet``: several training runs share GPUs fairly."""
+"""Train several DNNs at once, with fair shares of the GPUs.
+
+Every job of the file is a training run. Each has whole units (GPUs): several, if there are fewer jobs than units;
+otherwise jobs share a unit and train there in turns. Who trains where is decided again once per period and
+when a job begins or ends, so that all jobs are slowed down by a similar factor. Ray starts the processes
+(`pip install "multi_dnn_ros[ray]"`), on this machine or on a cluster.
+
+A job whose process is lost continues from its last checkpoint; the others go on. After an interruption, repeating the
+command continues from the checkpoints. The exit code is 1 if a job has failed.
+
+With --compare, the jobs are trained once under each policy: `fair`, and two baselines, in which all jobs train at the
+same time: `even`, each on all units, and `one_unit`, each on one.
+
+examples:
+  multi-dnn fleet jobs.yaml --folder runs
+  multi-dnn fleet jobs.yaml --folder runs --units 2 --output decisions.json
+  multi-dnn fleet jobs.yaml --folder runs --units 2 --threads 1
+  multi-dnn fleet jobs.yaml --folder /shared/runs --cluster 10.0.0.2:6379 --units 4
+  multi-dnn fleet jobs.yaml --folder compared --compare --output compared.json
+"""
 
 from __future__ import annotations
 
@@ -16,45 +35,24 @@ from tqdm import tqdm
 
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_output, add_plot, check_files, write_figures
+from multi_dnn_ros.cli.options import add_output, picture_beside, rows_table, write_figures
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.controller import Fleet
     from multi_dnn_ros.fleet.job import Job
     from multi_dnn_ros.fleet.policy import Policy
 
-_DETAILS = """\
-Every job of the file is a training run. Each has whole units (GPUs): several, if there are fewer jobs than units;
-otherwise jobs share a unit and train there in turns. Who trains where is decided again once per period and
-when a job begins or ends, so that all jobs are slowed down by a similar factor. Ray starts the processes
-(`pip install "multi_dnn_ros[ray]"`), on this machine or on a cluster.
-
-A job whose process is lost continues from its last checkpoint; the others go on. After an interruption, repeating the
-command continues from the checkpoints. The exit code is 1 if a job has failed.
-
-With --compare, the jobs are trained once under each policy: `fair`, and two baselines, in which all jobs train at the
-same time: `even`, each on all units, and `one_unit`, each on one.
-"""
-_EXAMPLES = """\
-multi-dnn fleet jobs.yaml --folder runs
-multi-dnn fleet jobs.yaml --folder runs --units 2 --plot slow_downs.png --output decisions.json
-multi-dnn fleet jobs.yaml --folder runs --units 2 --threads 1
-multi-dnn fleet jobs.yaml --folder /shared/runs --cluster 10.0.0.2:6379 --units 4
-multi-dnn fleet jobs.yaml --folder compared --compare --output compared.json --plot compared.png
-"""
 _POLICIES = ("fair", "even", "one_unit")
 #: A bar has no time left of its own, because a job waits for its turns.
 _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt}{postfix}"
 _REDRAW_S = 1.0
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "fleet", "train several DNNs at once, with fair shares of the GPUs",
-        details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("ray",),
-    )  # fmt: skip
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "fleet", __doc__, run, libraries=("ray",))
     add = parser.add_argument
     add("jobs", type=Path, metavar="YAML", help="file of training jobs, see docs/training.md")
     add("--units", type=positive, metavar="N",
@@ -73,8 +71,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--folder", type=Path, metavar="DIR",
         help="folder for checkpoints, logs and trained networks; with --cluster on a file system that all hosts share "
         "(default: YAML with the suffix .fleet)")  # fmt: skip
-    add_output(parser, "write the jobs with their losses, and all decisions, to this JSON file")
-    add_plot(parser, "slow-downs over time")
+    add_output(parser, "write the jobs with their losses, and all decisions, to this JSON file, and a plot beside it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.compare and args.fleet_policy is not None:
         raise UsageError("--compare trains under all policies; leave out --policy")
-    check_files(args, "output", "plot")
+    if args.output is not None:
+        require("--output", "matplotlib")
+        picture_beside(args.output)
     file, folder = read_jobs_file(args.jobs), (args.folder or args.jobs.with_suffix(".fleet")).absolute()
 
     from multi_dnn_ros.fleet.controller import Fleet, train_under_each  # imports PyTorch, which takes seconds
@@ -152,46 +151,39 @@ def _described(job: Job) -> str:
 
 
 def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
-    """The tables, and the files of --output and --plot."""
-    from multi_dnn_ros.common.reporting import table
-
+    """The tables, and the files of --output."""
     if not fleets:
         return
-    rows: list[list[str]] = []
-    compared: list[list[str]] = []
-    policies: dict[str, Any] = {}
+    rows, compared, policies = [], [], {}
     for policy, fleet in fleets.items():
         states = {name: job.state for name, job in fleet.jobs.items()}
-        known = [state.slow_down for state in states.values() if state.slow_down is not None]
-        for name, state in states.items():
-            steps = f"{state.done}/{state.total}"
-            slow_down = f"{state.slow_down:.2f}" if state.slow_down is not None else ""
-            scores = ", ".join(f"{key} {value:.4f}" for key, value in state.scores.items())
-            rows.append([policy, name, state.status, steps, slow_down, scores or state.text])
-        figures = {"largest_slow_down": max(known, default=0.0), "median_slow_down": statistics.median(known or [0.0])}
-        compared.append([policy, *(f"{value:.2f}" for value in figures.values()), f"{fleet.seconds:.1f}"])
+        known = [state.slow_down for state in states.values() if state.slow_down is not None] or [0.0]
+        rows += [
+            {"policy": policy, "job": name, "status": state.status, "steps": f"{state.done}/{state.total}",
+             "slow-down": state.slow_down, "scores": state.scores or state.text}
+            for name, state in states.items()
+        ]  # fmt: skip
+        figures = {"largest_slow_down": max(known), "median_slow_down": statistics.median(known)}
+        compared.append({"policy": policy, **figures, "seconds": fleet.seconds})
         policies[policy] = {
             "units": fleet.pool.count, "unit": fleet.pool.kind, "seconds": fleet.seconds, **figures,
             "jobs": {name: {**state.model_dump(exclude={"settings"}), "losses": fleet.jobs[name].losses}
                      for name, state in states.items()},
             "decisions": fleet.decisions,
         }  # fmt: skip
-    print(table(["policy", "job", "status", "steps", "slow-down", "scores"], rows))
+    print(rows_table(rows))
     if args.compare:
-        print(table(["policy", "largest slow-down", "median", "total s"], compared))
+        print(rows_table(compared))
     write_figures(args.output, {"policies": policies})
-    if args.plot is not None:
-        _plot(args.plot, fleets)
-        print(f"written to {args.plot}")
+    if args.output is not None:
+        _plot(args.output.with_suffix(".png"), fleets)
 
 
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
-    from multi_dnn_ros.common.extras import optional
-    from multi_dnn_ros.common.reporting import write_figure
+    from matplotlib.figure import Figure
 
-    with optional("--plot"):
-        from matplotlib.figure import Figure
+    from multi_dnn_ros.common.reporting import write_figure
 
     figure = Figure(figsize=(4.4 * len(fleets) + 1.4, 4.2), layout="constrained")
     row = figure.subplots(1, len(fleets), sharex=True, sharey=True, squeeze=False)[0]

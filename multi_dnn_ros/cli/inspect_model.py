@@ -4,8 +4,7 @@ For a model the command shows inputs and outputs, which decoder reads the output
 and parameters, whether the CPU of this machine runs it, and the parameters to paste into a file for the node. If no
 decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve the model as it is.
 
-With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, its crop and its
-tiles.
+With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, and its crop.
 
 examples:
   multi-dnn inspect yolov8n.onnx
@@ -28,10 +27,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured, read_configured
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP, WEIGHTS_HELP, check_models
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP, add_network, check_models
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -45,7 +43,9 @@ if TYPE_CHECKING:
 _NAME = "model"
 _ARGUMENTS = {"model": "argument MODEL", "weights": "--weights", "decoder": "--decoder", "labels": "--labels"}
 #: Options that are allowed only with MODEL, with their defaults.
-_MODEL_OPTIONS: dict[str, object] = {"weights": "default", "size": None, "decoder": "auto", "labels": []}
+_MODEL_OPTIONS: dict[str, object] = {
+    "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": []
+}  # fmt: skip
 _PICTURES = (".png", ".jpg", ".jpeg")
 
 
@@ -63,13 +63,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
     add_configured_dnn(parser)
-    add("--weights", default="default", metavar="NAME", help=WEIGHTS_HELP)
-    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-    decoders = ("auto", *extensions.names(extensions.DECODERS))
-    add("--decoder", choices=decoders, default="auto", metavar="NAME",
-        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, the model's own, otherwise the "
-        "one that reads outputs of these shapes)")  # fmt: skip
-    add("--labels", nargs="+", default=[], metavar="NAME", help="class names, a file of them, coco80 or coco91")
+    add_network(parser, classifiers=False)
     add("--json", action="store_true", help="print JSON")
     add("--image", type=Path, metavar="FILE",
         help="draw what the model finds in this JPEG or PNG, computed on the CPU")  # fmt: skip
@@ -128,13 +122,11 @@ def _check_picture(args: argparse.Namespace) -> None:
 
 def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
     from multi_dnn_ros.models.load import load_dnn
-    from multi_dnn_ros.pipeline.tiles_check import check_tiles
 
     name, config = read_configured(args)
     settings = config.dnns[name]
     dnn = load_dnn(name, settings)
-    check_tiles(dnn, settings)
-    content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop), "tiles": settings.tiles}
+    content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
     content |= {"input_size": [dnn.preprocess.width, dnn.preprocess.height], "results": _results(dnn)}
     return dnn
 
@@ -158,7 +150,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
     width, height = args.size or (0, 0)
     config = DnnConfig(
         role="network", model=args.model, weights=args.weights, decoder=args.decoder, labels=tuple(args.labels),
-        input_width=width, input_height=height,
+        keep=tuple(args.keep), num_classes=args.num_classes, input_width=width, input_height=height,
     )  # fmt: skip
     content["model"] = args.model
     try:
@@ -200,7 +192,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
                 raise ModelError("the number of classes is unknown: name the classes with --labels")
             assumed["labels"] = assumed_labels(classes)
         kind = DECODERS.get(content["decoder"]).result_kind
-        if kind == "lanes" and classes > 2:
+        if kind == "lanes" and classes > 2 and not args.keep:
             labels = args.labels or source.labels or assumed["labels"]
             assumed["keep"] = (labels[-1],)
         if args.decoder == "auto" and not source.decoder:

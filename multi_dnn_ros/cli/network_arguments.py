@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
-WEIGHTS_HELP = (
-    "weights of a torchvision network, required for such a network: a file, a name such as COCO_V1, or random; other "
-    "models contain their weights (default: those)"
-)
-_TIMING_WEIGHTS_HELP = (
-    "weights of a torchvision network: a file, a name such as COCO_V1, or random (default: random, which does not "
-    "change the times)"
-)
 DATA_HELP = f"""\
 data (KIND:PATH):
 {help_text()}
@@ -56,28 +48,29 @@ def add_model(
 
 def add_timing_weights(parser: argparse._ActionsContainer) -> None:
     """--weights of a command that measures times, for which random ones suffice."""
-    parser.add_argument("--weights", default="", metavar="WEIGHTS", help=_TIMING_WEIGHTS_HELP)
+    parser.add_argument(
+        "--weights", default="", metavar="WEIGHTS",
+        help="weights of a torchvision network: a file, a name such as COCO_V1, or random (default: random, which does "
+        "not change the times)",
+    )  # fmt: skip
 
 
-def add_loading(parser: argparse._ActionsContainer, weights: str = "default") -> None:
-    """--weights, --num-classes, --size. weights: the default; empty for random ones, which suffice to measure times."""
+def add_loading(parser: argparse._ActionsContainer) -> None:
+    """--weights, --num-classes, --size."""
     add = parser.add_argument
-    add(
-        "--weights",
-        default=weights,
-        metavar="WEIGHTS",
-        help=WEIGHTS_HELP if weights else _TIMING_WEIGHTS_HELP,
-    )
+    add("--weights", default="default", metavar="WEIGHTS",
+        help="weights of a torchvision network, required for such a network: a file, a name such as COCO_V1, or "
+        "random; other models contain their weights (default: those)")  # fmt: skip
     add("--num-classes", type=natural, default=0, metavar="N",
         help="classes of a torchvision network (default: those of its weights)")  # fmt: skip
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
 
 
-def add_network(parser: argparse._ActionsContainer) -> None:
+def add_network(parser: argparse._ActionsContainer, *, classifiers: bool = True) -> None:
     """How a network is loaded and how its outputs are decoded."""
     add_loading(parser)
     add = parser.add_argument
-    decoders = ("auto", "classification", *extensions.names(extensions.DECODERS))
+    decoders = ("auto", *["classification"] * classifiers, *extensions.names(extensions.DECODERS))
     add("--decoder", choices=decoders, default="auto", metavar="NAME",
         help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, the model's own, otherwise the "
         "one that reads outputs of these shapes)")  # fmt: skip
@@ -189,7 +182,7 @@ def check_weights(args: argparse.Namespace, models: Sequence[str]) -> None:
 
 
 def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
-    """How networks are timed: --backend, --precision, --sms, --instances. int8: whether the command calibrates it."""
+    """How networks are timed: --backend, --precision, --sms. int8: whether the command calibrates it."""
     add = parser.add_argument
     add("--backend", default="auto", metavar="NAME",
         help=f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
@@ -197,8 +190,6 @@ def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> Non
         help="precision that the node will use (default: %(default)s)")  # fmt: skip
     add("--sms", type=positive, metavar="N",
         help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
-    add("--instances", type=positive, metavar="N",
-        help="copies that run at once when contention is timed (default: 8 on a GPU, 2 on a CPU)")  # fmt: skip
 
 
 def check_backend(args: argparse.Namespace) -> None:
@@ -242,4 +233,4 @@ def calibration_inputs(network: Trainable, folder: str) -> list[Tensors]:
 
 def instances(args: argparse.Namespace, target: Target) -> int:
     """Number of copies that run at once when contention is timed."""
-    return int(args.instances or (8 if target.device.type == "cuda" else 2))
+    return 8 if target.device.type == "cuda" else 2

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
 
 if TYPE_CHECKING:
@@ -58,11 +57,6 @@ def add_output(parser: argparse._ActionsContainer, what: str = "write the figure
     parser.add_argument("--output", type=Path, metavar="JSON", help=what)
 
 
-def add_plot(parser: argparse._ActionsContainer, shown: str) -> None:
-    """--plot. shown: what the plot shows."""
-    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"write a plot to this file: {shown}")
-
-
 def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
     """The parameters of --params-file, with --device and `changes` in place of its values.
 
@@ -105,10 +99,8 @@ def picture_beside(output: Path) -> Path:
 def check_files(args: argparse.Namespace, *options: str) -> None:
     """Before a command begins, check that it can write its files. options: their names, such as `output`.
 
-    Raises MissingExtra if --plot is given and matplotlib is missing, UsageError for a file that cannot be written.
+    Raises UsageError for a file that cannot be written.
     """
-    if getattr(args, "plot", None) is not None:
-        require("--plot", "matplotlib")
     for option in options:
         path = getattr(args, option, None)
         if path is not None:

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.arguments import positive, size
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
-from multi_dnn_ros.cli.options import check_files, rows_table
+from multi_dnn_ros.cli.options import check_files, rows_table, write_figures
 from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.batch_units import Unit, UnitError
 from multi_dnn_ros.settings.precisions import PRECISIONS
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.partition.plan import Plan
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.partition.tables import BatchTable
-    from multi_dnn_ros.partition.worker import NetworkRequest
 
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -62,9 +62,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
     add("--compare", action="store_true", help="also run every subset of the units, and compare times and outputs")
 
-    add = _add_action(actions, "table", show_tables)
-    add("--drop", type=positive, nargs="+", default=[], metavar="N",
-        help="first remove these batch sizes, which `profile` then measures again")  # fmt: skip
+    _add_action(actions, "table", show_tables)
 
     add = _add_action(actions, "io", measure_copies, measures=True)
     add("--batch", type=positive, default=1, metavar="N", help="smallest batch size (default: %(default)s)")
@@ -87,7 +85,8 @@ def _add_action(
         help=f"units, such as cpu:8,cuda:0{'' if measures else ' (default: every unit that has a table)'}")  # fmt: skip
     add("--precision", choices=[precision for precision in PRECISIONS if precision != "int8"], default="auto",
         help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
-    add("--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")
+    add("--tables", type=Path, default=cache_folder() / "partition", metavar="DIR",
+        help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")  # fmt: skip
     if measures:
         add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
     if measures or runs:
@@ -126,9 +125,9 @@ def profile(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.tables import sizes_to_measure, table_path
 
     for unit in args.units:
-        table = _measured(args, unit, sizes_to_measure(args.max_batch), _folder(args))
+        table = _measured(args, unit, sizes_to_measure(args.max_batch), args.tables)
         print(f"\n{table.model} on {table.unit}: {table.device}\n\n{_row_table(table)}")
-        print(f"\nwritten to {table_path(_folder(args), args.model, unit.name, args.precision)}")
+        print(f"\nwritten to {table_path(args.tables, args.model, unit.name, args.precision)}")
     return 0
 
 
@@ -153,18 +152,14 @@ def measure_copies(args: argparse.Namespace) -> int:
 
 
 def show_tables(args: argparse.Namespace) -> int:
-    """Print and correct tables.
+    """Print tables.
+
+    To measure one again, remove its file, which `profile` names.
 
     examples:
-      multi-dnn partition table torchvision:resnet18
-      multi-dnn partition table torchvision:resnet18 --units cpu:1 --drop 15 16
+      multi-dnn partition table torchvision:resnet18 --units cpu:1
     """
-    from multi_dnn_ros.partition.tables import table_path, write_table
-
     for unit, table in _stored_tables(args).items():
-        if args.drop:
-            table = table.without(args.drop)
-            write_table(table_path(_folder(args), args.model, unit, args.precision), table)
         print(f"\n{table.model} on {unit}, precision {table.precision}: {table.device}\n\n{_row_table(table)}")
     return 0
 
@@ -187,7 +182,8 @@ def plan(args: argparse.Namespace) -> int:
     subsets = plan_subsets(tables, args.batch, args.search)
     rows = [{"unit": unit, "images": count, "predicted_ms": best.ms[unit]} for unit, count in best.images.items()]
     print(f"{rows_table(rows)}\n\n{rows_table(_subset_rows(subsets, {}))}")
-    _report(args, plan=_plan_json(best), subsets=[_plan_json(each) for each in subsets.values() if each])
+    subset_plans = [_plan_json(each) for each in subsets.values() if each]
+    write_figures(args.report, {**_about(args), "plan": _plan_json(best), "subsets": subset_plans})
     return 0
 
 
@@ -240,7 +236,8 @@ def run(args: argparse.Namespace) -> int:
         print("warning: outputs have NaN or infinite values", file=sys.stderr)
     if args.output is not None:
         _write_outputs(args.output, outputs)
-    _report(args, batch=batch, run=_run_json(done), subsets=[_run_json(each) for each in runs.values()])
+    subset_runs = [_run_json(each) for each in runs.values()]
+    write_figures(args.report, {**_about(args), "batch": batch, "run": _run_json(done), "subsets": subset_runs})
     return 0
 
 
@@ -255,15 +252,16 @@ def _run_plans(
     from multi_dnn_ros.partition.pool import UnitPool
     from multi_dnn_ros.partition.run import BatchRunner, check_outputs
     from multi_dnn_ros.partition.tables import table_path
+    from multi_dnn_ros.partition.worker import NetworkRequest
 
     runs: dict[tuple[str, ...], BatchRun] = {}
     outputs: tuple[Tensor, ...] = ()
     height, width = images.shape[2:]
     # Both outputs that are compared may deviate from those in float32.
     allowed = 2 * max(FORMATS[args.precision].tolerance(torch.device(unit.device)) for unit in units)
-    with UnitPool(units, _request(args, (width, height))) as pool:
+    with UnitPool(units, NetworkRequest(args.model, args.precision, args.weights, (width, height))) as pool:
         for unit, table in pool.tables.items():
-            table.check_same(tables[unit], table_path(_folder(args), args.model, unit, args.precision))
+            table.check_same(tables[unit], table_path(args.tables, args.model, unit, args.precision))
         runner = BatchRunner(pool, images)
         for subset, each in plans.items():
             with progress_bar(f"{len(images)} images on {' + '.join(subset)}") as progress:
@@ -277,29 +275,18 @@ def _measured(args: argparse.Namespace, unit: Unit, batches: Sequence[int], fold
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.partition.measure import measure_unit
     from multi_dnn_ros.partition.units import check_available
+    from multi_dnn_ros.partition.worker import NetworkRequest
 
     check_available(args.units, args.precision)  # all of them, before the first is measured for minutes
     with progress_bar(unit="size") as progress:
-        return measure_unit(unit, _request(args, args.size), batches, args.repeats, folder, provenance(), progress)
-
-
-def _folder(args: argparse.Namespace) -> Path:
-    """--tables, or its default."""
-    from multi_dnn_ros.partition.tables import default_folder
-
-    return args.tables or default_folder()
+        network = NetworkRequest(args.model, args.precision, args.weights, args.size)
+        return measure_unit(unit, network, batches, args.repeats, folder, provenance(), progress)
 
 
 def _stored_tables(args: argparse.Namespace) -> dict[str, BatchTable]:
     from multi_dnn_ros.partition.tables import find_tables
 
-    return find_tables(_folder(args), args.model, args.precision, [unit.name for unit in args.units or ()])
-
-
-def _request(args: argparse.Namespace, size: tuple[int, int] | None) -> NetworkRequest:
-    from multi_dnn_ros.partition.worker import NetworkRequest
-
-    return NetworkRequest(args.model, args.precision, args.weights, size)
+    return find_tables(args.tables, args.model, args.precision, [unit.name for unit in args.units or ()])
 
 
 def _read_images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Tensor:
@@ -330,14 +317,6 @@ def _write_outputs(path: Path, outputs: Sequence[Tensor]) -> None:
     print(f"outputs written to {path}")
 
 
-def _report(args: argparse.Namespace, **content: Any) -> None:
-    from multi_dnn_ros.common.reporting import provenance, write_json
-
-    if args.report is not None:
-        write_json(args.report, {**provenance(), "model": args.model, "precision": args.precision, **content})
-        print(f"report written to {args.report}")
-
-
 def _row_table(table: BatchTable) -> str:
     """The rows of one table: medians in milliseconds, and of the total also half the interquartile range."""
     more = f"\nout of memory with {table.too_large} images" if table.too_large else ""
@@ -363,6 +342,10 @@ def _subset_rows(
          "predicted_ms": each and each.total_ms, **({"measured_ms": each and runs[subset].total_ms} if runs else {})}
         for subset, each in plans.items()
     ]  # fmt: skip
+
+
+def _about(args: argparse.Namespace) -> dict[str, Any]:
+    return {"model": args.model, "precision": args.precision}
 
 
 def _plan_json(made: Plan) -> dict[str, Any]:

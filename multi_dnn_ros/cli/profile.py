@@ -45,7 +45,6 @@ from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
 
-_LOADS = ("compute", "memory", "dnn")
 #: Rate of a camera without parameter rate_hz, in Hz.
 _RATE = 10.0
 
@@ -73,8 +72,6 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add_model(parser, several=True, what="networks to time")
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="CSV", help="table to write or to continue")
-    add("--loads", type=_loads, default=_LOADS, metavar="LOAD,...",
-        help="kinds of load (default: compute,memory,dnn)")  # fmt: skip
     add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), metavar="N,...",
         help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
     _add_target(parser, repeats=10, threads="1")
@@ -177,7 +174,7 @@ def contention(args: argparse.Namespace) -> int:
 
     The CSV file has a row per layer and load, and is the input of `multi-dnn profile learn`. The rows of each model and
     load are written as soon as they are measured; an interrupted command continues when it is started again, and other
-    models, loads and levels are added to an existing table.
+    models and levels are added to an existing table.
 
     examples:
       multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv
@@ -193,8 +190,8 @@ def contention(args: argparse.Namespace) -> int:
         machine = machine_of(target, measure_limits(target))
         with progress_bar("contention", "load") as progress:
             rows = measure_contention(
-                networks, target, machine, loads_of(args.loads, args.levels), args.output, load_network=networks[0],
-                progress=progress,
+                networks, target, machine, loads_of(("compute", "memory", "dnn"), args.levels), args.output,
+                load_network=networks[0], progress=progress,
             )  # fmt: skip
     print(f"{len(rows)} layer times under {len({row.load for row in rows})} loads; written to {args.output}")
     return 0
@@ -396,13 +393,6 @@ def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(natural(part) for part in text.split(",")))
-
-
-def _loads(text: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(text.split(",")))
-    if not set(chosen) <= set(_LOADS):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of {', '.join(_LOADS)}")
-    return chosen
 
 
 def _rate(text: str) -> tuple[str, float]:

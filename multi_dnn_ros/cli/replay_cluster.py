@@ -12,9 +12,6 @@ from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
-#: How often a replay is repeated after its process or host was lost.
-_RETRIES = 2
-
 
 def run_cluster(args: argparse.Namespace) -> int:
     """Replay every recording that has no results yet. Returns 1 if one failed or is damaged."""
@@ -38,7 +35,7 @@ def run_cluster(args: argparse.Namespace) -> int:
     with connected(args.cluster or LOCAL) as ray, tqdm(total=len(recordings), unit="recording", disable=None) as bar:
         if not any(host.get("CPU", 0) >= 1 and host.get("GPU", 0) >= gpus for host in alive_hosts(ray)):
             raise CommandError(f"no host of the cluster has the CPU core and the {gpus:g} GPUs for one replay")
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=_RETRIES)(replay_one)
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=2)(replay_one)
         pending = {task.remote(str(path), str(output / name), options): name for name, path in recordings.items()}
         while pending:
             (ended,), _ = ray.wait(list(pending), num_returns=1)
@@ -97,7 +94,6 @@ def _recordings(folder: Path, root: Path, output: Path) -> Iterator[tuple[str, P
 def _options(args: argparse.Namespace) -> list[str]:
     """The options of each replay. Other processes have other working folders."""
     options = ["--storage", args.storage, *["--with-input"] * args.with_input]
-    if args.params_file is not None:
-        options += ["--params-file", str(args.params_file.absolute())]
+    options += ["--params-file", str(args.params_file.absolute())] if args.params_file is not None else []
     options += [word for camera, topic in args.topic for word in ("--topic", f"{camera}:={topic}")]
-    return options + [w for k in ("node", "device") if (v := getattr(args, k)) for w in (f"--{k}", v)]
+    return [*options, "--node", args.node, *(["--device", args.device] if args.device is not None else [])]

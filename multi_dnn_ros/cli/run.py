@@ -1,4 +1,17 @@
-"""``multi-dnn run``: the node."""
+"""Start the ROS 2 node that runs the DNNs.
+
+The node subscribes to the camera topics, runs the DNNs concurrently and publishes lanes, detections and diagnostics. It
+configures and activates itself unless parameter `autostart` is false. Ctrl-C ends it.
+
+Parameters come from a YAML file; the package's config/multi_dnn.yaml explains each of them. What follows --ros-args
+works as for any ROS 2 node and overrides the file.
+
+examples:
+  multi-dnn run
+  multi-dnn run --params-file my_robot.yaml
+  multi-dnn run --ros-args -p device:=cpu -p dnn.object.score_threshold:=0.3
+  multi-dnn run --ros-args -r __ns:=/robot1 -r front/image_raw:=/camera/color/image_raw --log-level debug
+"""
 
 from __future__ import annotations
 
@@ -10,28 +23,10 @@ from multi_dnn_ros.cli.options import add_params_file
 from multi_dnn_ros.common.exit_on_signals import exit_on_signals
 from multi_dnn_ros.common.garbage_collection import gc_paused
 
-_DETAILS = """\
-The node subscribes to the camera topics, runs the DNNs concurrently and publishes lanes, detections and diagnostics. It
-configures and activates itself unless parameter `autostart` is false. Ctrl-C ends it.
 
-Parameters come from a YAML file; the package's config/multi_dnn.yaml explains each of them. What follows --ros-args
-works as for any ROS 2 node and overrides the file.
-"""
-_EXAMPLES = """\
-multi-dnn run
-multi-dnn run --params-file my_robot.yaml
-multi-dnn run --ros-args -p device:=cpu -p dnn.object.score_threshold:=0.3
-multi-dnn run --ros-args -r __ns:=/robot1 -r front/image_raw:=/camera/color/image_raw --log-level debug
-"""
-
-
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "run", "start the ROS 2 node that runs the DNNs", details=_DETAILS, examples=_EXAMPLES,
-        run=run, takes_ros_args=True,
-    )  # fmt: skip
-    add_params_file(parser)
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    add_params_file(add_command(commands, "run", __doc__, run, takes_ros_args=True))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,8 @@
-"""torchvision's one-stage detectors (SSD, SSDlite, RetinaNet, FCOS), decoded by torchvision's code."""
+"""torchvision's one-stage detectors (SSD, SSDlite, RetinaNet, FCOS), with torchvision's anchors and box coders.
+
+Their raw outputs are tens of megabytes per frame, of which a few thousand rows can become boxes. Selecting these on the
+device saves copying the others and decoding them on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
 
-from multi_dnn_ros.decoders.base import Decoder, TwoParts
-from multi_dnn_ros.decoders.candidates import AnchorCandidates
+from multi_dnn_ros.decoders.arrays import Floats, Values
+from multi_dnn_ros.decoders.base import Decoder, TwoParts, expect_finite, suppress
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
@@ -28,23 +32,23 @@ class DetectorCore(nn.Module):
         self.backbone: nn.Module = detector.backbone
         self.head: nn.Module = detector.head
 
-    def features(self, image: torch.Tensor) -> list[torch.Tensor]:
+    def features(self, image: Tensor) -> list[Tensor]:
         """Feature maps for the head, highest resolution first."""
         features = self.backbone(image)
-        return [features] if isinstance(features, torch.Tensor) else list(features.values())
+        return [features] if isinstance(features, Tensor) else list(features.values())
 
-    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        outputs: dict[str, torch.Tensor] = self.head(self.features(image))
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = self.head(self.features(image))
         return outputs
 
 
 class AnchorDecoder(Decoder):
-    """Decodes the outputs of a DetectorCore with the detector's own anchors, box coder and NMS.
+    """Decodes the outputs of a DetectorCore with the detector's own anchors and box coder.
 
     detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. Its layers are moved to `core`; the rest decodes
-    and has no weights. The input size is that of `preprocess`, so the anchors are computed once. anchors: (N, 4)
-    float32 x1, y1, x2, y2 in input pixels. level_sizes: number of anchors per feature map. names: of the raw outputs,
-    in order. by_level: whether candidates are selected per feature map or per class.
+    and has no weights. The input size is that of `preprocess`, so the anchors are computed once. As in torchvision, at
+    most `topk_candidates` rows per feature map (per class for an SSD) can become boxes. anchors: (N, 4) float32 tensor
+    x1, y1, x2, y2 in input pixels. level_sizes: number of anchors per feature map.
     """
 
     name = "torchvision"
@@ -57,64 +61,103 @@ class AnchorDecoder(Decoder):
             image = torch.empty(1, 3, *size)
             features = core.features(image)
             outputs = core.head(features)
-        self.names = tuple(outputs)
+        self._names = tuple(outputs)
         self._shapes = tuple(tuple(output.shape) for output in outputs.values())
         maps = [torch.empty(feature.shape) for feature in features]
         (self.anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
         per_cell = len(self.anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
         self.level_sizes = [feature.shape[2] * feature.shape[3] * per_cell for feature in maps]
-        self.by_level = not isinstance(detector, SSD)
-        self.detector = detector
+        self._by_level = not isinstance(detector, SSD)
+        self._max_rows = int(detector.topk_candidates)
+        self._detector = detector
+        self._labels_on: dict[torch.device, Tensor] = {}
         del detector.backbone, detector.head
 
+    def check(self, outputs: Sequence[Values]) -> None:
+        found = tuple(tuple(output.shape) for output in outputs)
+        if found != self._shapes:
+            named = ", ".join(f"{name} {shape}" for name, shape in zip(self._names, self._shapes, strict=True))
+            raise OutputError(f"outputs of shapes {', '.join(map(str, found))}; expected for this detector: {named}")
+
+    def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
+        return self.decode_reduced(self.reduce([torch.from_numpy(output) for output in outputs]), source_size)
+
     def in_two_parts(self) -> TwoParts:
-        return AnchorCandidates(self)
+        """The first part selects candidates."""
+        return TwoParts(self.reduce, self.decode_reduced)
 
-    def check(self, outputs: Sequence[torch.Tensor]) -> None:
-        self.expect_outputs(outputs, len(self.names))
-        for name, expected, output in zip(self.names, self._shapes, outputs, strict=True):
-            if tuple(output.shape) != expected:
-                raise OutputError(
-                    f"output {name} has shape {tuple(output.shape)}; expected for this detector: {expected}"
-                )
+    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Raw head outputs on any device -> scores (K,), classes (K,), anchor indices (K,), box offsets (K, 4).
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
-        detector: Any = self.detector
-        detector.score_thresh = self.score_threshold
-        detector.nms_thresh = self.iou_threshold
-        detector.detections_per_img = len(self.anchors) * len(self.labels)  # keep all: report() selects
-        heads: dict[str, Any] = dict(zip(self.names, outputs, strict=True))
-        anchors: list[Any] = [self.anchors]
-        if self.by_level:
-            heads = {name: list(head.split(self.level_sizes, dim=1)) for name, head in heads.items()}
-            anchors = [list(self.anchors.split(self.level_sizes))]
-        (found,) = detector.postprocess_detections(heads, anchors, [self.image_end(source_size)])
-        boxes, scores, labels = (found[name].numpy() for name in ("boxes", "scores", "labels"))
-        return self.report(boxes, scores, labels, source_size)
+        K is the same for every frame.
+        """
+        heads = {name: output[0].float() for name, output in zip(self._names, outputs, strict=True)}
+        offsets = heads["bbox_regression"]
+        if not self._by_level:
+            scores, classes, anchors = self._best_by_class(heads["cls_logits"].softmax(-1))
+        else:
+            probability = heads["cls_logits"].sigmoid()
+            if "bbox_ctrness" in heads:
+                probability = (probability * heads["bbox_ctrness"].sigmoid()).sqrt()
+            scores, classes, anchors = self._best_by_level(probability)
+        return scores, classes, anchors, offsets[anchors]
 
-    def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]:
-        """(lower, right) end of the image in the input; boxes are clipped to it, because the rest is padding."""
+    def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Detections:
+        """Result of reduce(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        scores, classes, anchors, offsets = map(np.asarray, reduced)
+        total = float(scores.sum(dtype=np.float64) + offsets.sum(dtype=np.float64))
+        expect_finite(f"the scores or boxes of {len(scores)} candidates", total)
+        chosen = np.flatnonzero(scores > self.score_threshold)
+        scores, classes = scores[chosen], classes[chosen]
         geometry = self.preprocess.geometry(source_size)
-        return geometry.top + geometry.height, geometry.left + geometry.width
+        right, bottom = geometry.left + geometry.width, geometry.top + geometry.height  # the rest is padding
+        boxes = _boxes(self._detector, offsets[chosen], self.anchors.numpy()[anchors[chosen]])
+        boxes = boxes.clip(0, np.array([right, bottom, right, bottom], np.float32))
+        best = suppress(boxes, scores, classes, self.iou_threshold)
+        if self.kept:  # before max_detections, for which the others must not count
+            best = best[np.isin(classes[best], self.kept)]
+        return self.finish(geometry.to_source(boxes[best]), scores[best], classes[best], source_size)
 
-    def report(
-        self,
-        boxes: npt.NDArray[np.float32],
-        scores: npt.NDArray[np.float32],
-        classes: npt.NDArray[np.int64],
-        source_size: tuple[int, int],
-    ) -> Detections:
-        """Boxes in input pixels after NMS, best first -> the best ones of the kept classes, in source pixels."""
-        # Select the classes first: the others must not count for max_detections.
-        chosen = np.isin(classes, self.kept) if self.kept else slice(self.max_detections)
-        found = self.preprocess.geometry(source_size).to_source(boxes[chosen])
-        return self.finish(found, scores[chosen], classes[chosen], source_size)
+    def _best_by_level(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N, classes) -> the best of each feature map: scores, classes, anchor indices."""
+        found, begin, count = [], 0, probability.shape[1]
+        for size in self.level_sizes:
+            flat = probability[begin : begin + size].flatten()
+            scores, indices = flat.topk(min(self._max_rows, len(flat)))
+            found.append((scores, indices % count, torch.div(indices, count, rounding_mode="floor") + begin))
+            begin += size
+        scores, classes, anchors = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return scores, classes, anchors
+
+    def _best_by_class(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N, classes), class 0 is background -> the best of each class: scores, classes, anchor indices."""
+        device = probability.device
+        if device not in self._labels_on:  # in the first call, before a capture
+            kept = self.kept or range(1, probability.shape[1])
+            self._labels_on[device] = torch.tensor([label for label in kept if label], device=device)
+        labels = self._labels_on[device]
+        scores, anchors = probability[:, labels].T.topk(min(self._max_rows, len(probability)))
+        return scores.flatten(), labels[:, None].expand_as(scores).flatten(), anchors.flatten()
 
 
-SPEC = DecoderSpec(
-    "torchvision",
+def _boxes(detector: Any, offsets: Floats, anchors: Floats) -> Floats:
+    """(N, 4) offsets of the boxes from their anchors -> (N, 4) x1, y1, x2, y2, as torchvision's box coders do."""
+    center, size = (anchors[:, :2] + anchors[:, 2:]) / 2, anchors[:, 2:] - anchors[:, :2]
+    coder = detector.box_coder
+    if isinstance(detector, FCOS):  # distances from the center to the sides
+        if coder.normalize_by_size:
+            offsets = offsets * np.concatenate([size, size], axis=1)
+        return np.concatenate([center - offsets[:, :2], center + offsets[:, 2:]], axis=1)
+    scaled = offsets / np.asarray(coder.weights, np.float32)
+    center = scaled[:, :2] * size + center
+    half = np.exp(np.minimum(scaled[:, 2:], np.float32(coder.bbox_xform_clip))) * size / 2
+    return np.concatenate([center - half, center + half], axis=1)
+
+
+SPEC = DecoderSpec.of(
     AnchorDecoder,
-    signature="raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS",
+    "raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS",
     takes_detector=True,
     loss="multi_dnn_ros.training.decoder_losses:torchvision_loss",
+    recognize=None,
 )

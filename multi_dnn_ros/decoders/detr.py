@@ -1,41 +1,50 @@
-"""DETR of Hugging Face: logits and boxes, the last class is "no object"."""
+"""Detectors with queries, or with their own selection of boxes: no duplicates are left to suppress."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
+import numpy as np
 
+from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, softmax
+from multi_dnn_ros.decoders.base import LIMIT, Decoder, TwoParts
 from multi_dnn_ros.decoders.layout import (
+    EXACT,
     LIKELY,
     POSSIBLE,
     Difference,
     Layout,
     Match,
     Pattern,
+    match,
     match_classes,
 )
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.decoders.rows import Floats, Integers, RowDecoder, Rows, from_shares
-from multi_dnn_ros.decoders.rtdetr import MAX_QUERIES
+from multi_dnn_ros.decoders.rows import RowDecoder, Rows, from_shares
+from multi_dnn_ros.decoders.yolo import EndToEndDecoder
+from multi_dnn_ros.vision.results import Detections, OutputError
 
+#: Maximum number of queries of a transformer detector; more rows are anchor points.
+MAX_QUERIES = 1000
 #: Number of queries of DETR; its successors have more, and no class for "no object".
 _QUERIES = 100
-_BOXES: Pattern = (1, "queries", 4)
+#: Outputs of exports with selection: labels, boxes and scores; without the axis of length 1, as torchvision exports
+#: them; with boxes and scores in one output, as mmdeploy exports them.
+_SEPARATE: tuple[Pattern, ...] = ((1, "N"), (1, "N", 4), (1, "N"))
+_UNBATCHED: tuple[Pattern, ...] = (("N",), ("N", 4), ("N",))
+_BOXES_WITH_SCORES: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
 
 
-class DetrDecoder(RowDecoder):
-    """Logits (1, queries, classes + 1), the last for "no object", and boxes (1, queries, 4): cx, cy, w, h as shares of
-    the input.
+class RtDetrDecoder(RowDecoder):
+    """(1, queries, 4 + classes): cx, cy, w, h as shares of the input, a probability per class.
 
-    Score = softmax over the classes; one box per query, of its best class, without non-maximum suppression
-    (arXiv:2005.12872). If both outputs have 4 columns, the first one has the logits.
+    RT-DETR as Ultralytics exports it: one box per query, of its best class (arXiv:2304.08069).
     """
 
-    name = "detr"
-    signature = "(1, queries, classes + 1) and (1, queries, 4)"
-    patterns: ClassVar[tuple[Pattern, ...]] = ((1, "queries", ("classes", 1)), _BOXES)
+    name = "rtdetr"
+    signature = "(1, queries, 4 + classes)"
+    patterns: ClassVar[Sequence[Pattern]] = ((1, "queries", ("classes", 4)),)
     suppress: ClassVar[bool] = False
 
     @classmethod
@@ -46,32 +55,165 @@ class DetrDecoder(RowDecoder):
         queries, classes = found.axes.get("queries", 0), found.axes.get("classes", 0)
         if queries > MAX_QUERIES:
             return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
-        return Match(*cls.certainty(queries, layout.classes), classes)
+        return Match(*cls.certainty(queries, classes, layout.classes), classes)
 
     @classmethod
-    def certainty(cls, queries: int, classes: int) -> tuple[int, str]:
-        """Certainty and reason for outputs that fit. classes: number of known class names; 0: unknown."""
-        if classes:
-            return LIKELY, f"{classes} class names and one logit more"
-        return (LIKELY if queries == _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
+    def certainty(cls, queries: int, classes: int, named: int) -> tuple[int, str]:
+        """Certainty and reason for outputs that fit. named: number of known class names; 0: unknown."""
+        # Rows of 6 numbers are more probably box, score and class. More classes than queries: probably a transposed
+        # output.
+        certainty = LIKELY if queries and 2 < classes <= queries else POSSIBLE
+        return certainty, f"{queries or '?'} rows of 4 numbers and {classes or '?'} classes"
 
-    def rows(self, outputs: Sequence[Tensor]) -> Rows:
-        logits, boxes = self.split(outputs)
-        return Rows(boxes, logits.softmax(dim=1)[:, :-1])
-
-    def split(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(queries, columns) logits and (queries, 4) boxes of checked outputs."""
-        swapped = outputs[1].shape[2] != 4
-        return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
+    def rows(self, outputs: Sequence[Values]) -> Rows:
+        rows = outputs[0][0]
+        return Rows(rows[:, :4], rows[:, 4:])
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
         return from_shares(raw, self.preprocess)
 
 
-SPEC = DecoderSpec(
-    "detr",
+class DetrDecoder(RtDetrDecoder):
+    """Logits (1, queries, classes + 1), the last for "no object", and boxes (1, queries, 4): cx, cy, w, h as shares of
+    the input.
+
+    DETR of Hugging Face: score = softmax over the classes; one box per query, of its best class (arXiv:2005.12872). If
+    both outputs have 4 columns, the first one has the logits.
+    """
+
+    name = "detr"
+    signature = "(1, queries, classes + 1) and (1, queries, 4)"
+    patterns: ClassVar[Sequence[Pattern]] = ((1, "queries", ("classes", 1)), (1, "queries", 4))
+
+    @classmethod
+    def certainty(cls, queries: int, classes: int, named: int) -> tuple[int, str]:
+        if named:
+            return LIKELY, f"{named} class names and one logit more"
+        return (LIKELY if queries == _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
+
+    def rows(self, outputs: Sequence[Values]) -> Rows:
+        logits, boxes = self.split(outputs)
+        return Rows(boxes, softmax(logits)[:, :-1])
+
+    def split(self, outputs: Sequence[Values]) -> tuple[Values, Values]:
+        """(queries, columns) logits and (queries, 4) boxes of checked outputs."""
+        swapped = outputs[1].shape[2] != 4
+        return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
+
+
+class DetrSigmoidDecoder(DetrDecoder):
+    """Logits (1, queries, classes) and boxes (1, queries, 4): cx, cy, w, h as shares of the input.
+
+    RT-DETR, D-FINE, Deformable and Conditional DETR of Hugging Face: score = sigmoid; a query may report several
+    classes. The best detections are kept, as many as there are queries (post_process_object_detection of the image
+    processors).
+    """
+
+    name = "detr_sigmoid"
+    signature = "(1, queries, classes) and (1, queries, 4)"
+    patterns = ((1, "queries", "classes"), (1, "queries", 4))
+
+    @classmethod
+    def certainty(cls, queries: int, classes: int, named: int) -> tuple[int, str]:
+        if named:
+            return LIKELY, f"{named} class names and as many logits"
+        return (LIKELY if queries > _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
+
+    def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
+        logits, boxes = self.split(outputs)
+        threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
+        query, class_ids = np.nonzero(logits >= np.log(threshold / (1.0 - threshold)))
+        values = logits[query, class_ids]
+        if len(values) > len(logits):
+            best = np.argsort(-values, kind="stable")[: len(logits)]
+            query, class_ids, values = query[best], class_ids[best], values[best]
+        # In float64, exp does not overflow for any float32 logit over the threshold.
+        scores = (1.0 / (1.0 + np.exp(-values.astype(np.float64)))).astype(np.float32)
+        return self.select_ranked(self.corners(boxes[query].clip(-LIMIT, LIMIT), query), scores, class_ids, source_size)
+
+    def in_two_parts(self) -> TwoParts | None:
+        return None
+
+
+class RtDetrSelectedDecoder(EndToEndDecoder):
+    """(1, queries, 6): cx, cy, w, h as shares of the input, score, class.
+
+    RT-DETR as Ultralytics exports it since May 2026 (github.com/ultralytics/ultralytics/pull/24403). The shape is that
+    of `end_to_end`, so only the metadata of the file tells them apart.
+    """
+
+    name = "rtdetr_selected"
+    signature = "(1, queries, 6)"
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        found = super().recognize(layout)
+        if isinstance(found, Difference):
+            return found
+        return Match(POSSIBLE, "rows of 6 numbers, if the first four are shares of the input")
+
+    def corners(self, rows: Floats) -> Floats:
+        return from_shares(rows, self.preprocess)
+
+
+class PostprocessedDecoder(Decoder):
+    """Labels (1, N), boxes (1, N, 4) x1, y1, x2, y2 in input pixels and scores (1, N), in any order.
+
+    Variants: without the axis of length 1, and with boxes and scores in one output (1, N, 5). RT-DETR and D-FINE
+    (github.com/lyuwenyu/RT-DETR, github.com/Peterande/D-FINE) give such outputs if their second input,
+    orig_target_sizes, is fixed to the input size. Labels are whole numbers and scores are not; if that does not
+    distinguish them, the labels come first.
+    """
+
+    name = "postprocessed"
+    signature = "labels (1, N), boxes (1, N, 4), scores (1, N)"
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        if len(layout.shapes) == 2:
+            found = match(layout, _BOXES_WITH_SCORES)
+            return found if isinstance(found, Difference) else Match(LIKELY, "boxes with scores, and labels")
+        unbatched = sorted(map(len, layout.shapes)) == [1, 1, 2]
+        found = match(layout, _UNBATCHED if unbatched else _SEPARATE)
+        return found if isinstance(found, Difference) else Match(EXACT, "labels, boxes and scores")
+
+    def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
+        if len(outputs) == 2:
+            labels, found = outputs if outputs[1].ndim == 3 else outputs[::-1]
+            boxes, scores = found[0, :, :4], found[0, :, 4]
+        else:
+            # With 4 boxes, labels and scores also have a last axis of length 4, but fewer axes.
+            position = max(range(3), key=lambda index: outputs[index].ndim)
+            boxes = outputs[position].reshape(-1, 4)
+            first, second = (output for index, output in enumerate(outputs) if index != position)
+            labels, scores = (second, first) if _is_integral(second) and not _is_integral(first) else (first, second)
+        labels, scores = labels.reshape(-1), scores.reshape(-1)
+        if not _is_integral(labels):
+            raise OutputError("decoder postprocessed: no output other than the boxes holds whole numbers")
+        return self.select_ranked(boxes.clip(-LIMIT, LIMIT), scores, labels.astype(np.int64), source_size)
+
+
+def _is_integral(values: Floats) -> bool:
+    return bool((values == np.round(values)).all())
+
+
+SPEC = DecoderSpec.of(
     DetrDecoder,
-    signature='(1, queries, classes + 1) logits with "no object" last, (1, queries, 4) boxes (DETR of Hugging Face)',
+    '(1, queries, classes + 1) logits with "no object" last, (1, queries, 4) boxes (DETR of Hugging Face)',
     preprocess={"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
-    recognize=DetrDecoder.recognize,
+)
+SIGMOID = DecoderSpec.of(
+    DetrSigmoidDecoder, "(1, queries, classes) logits, (1, queries, 4) boxes (RT-DETR, D-FINE of Hugging Face)"
+)
+RTDETR = DecoderSpec.of(
+    RtDetrDecoder, "(1, queries, 4 + classes): box as shares of the input, classes (RT-DETR by Ultralytics)"
+)
+RTDETR_SELECTED = DecoderSpec.of(
+    RtDetrSelectedDecoder,
+    "(1, queries, 6): box as shares of the input, score, class (RT-DETR by Ultralytics since May 2026)",
+)
+POSTPROCESSED = DecoderSpec.of(
+    PostprocessedDecoder,
+    "labels (1, N), boxes (1, N, 4) in input pixels, scores (1, N); or boxes with scores (1, N, 5), labels "
+    "(RT-DETR, D-FINE, torchvision, mmdeploy)",
 )

@@ -1,16 +1,27 @@
-"""Grid heads: one box per cell, with separate objectness and class probabilities (FastestDet)."""
+"""Heads with one box per cell or anchor, exported with decoded probabilities: FastestDet and SSD."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
+from multi_dnn_ros.decoders.arrays import Floats, Integers, Values
 from multi_dnn_ros.decoders.base import Decoder
-from multi_dnn_ros.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, match_classes
+from multi_dnn_ros.decoders.detr import MAX_QUERIES
+from multi_dnn_ros.decoders.layout import (
+    LIKELY,
+    POSSIBLE,
+    Difference,
+    Layout,
+    Match,
+    check_classes,
+    match,
+    match_classes,
+)
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.results import Detections, OutputError
+from multi_dnn_ros.decoders.rows import RowDecoder, Rows
+from multi_dnn_ros.vision.results import Detections
 
 #: A map with a finer grid contains classes, not boxes.
 _MIN_STRIDE = 8
@@ -24,25 +35,38 @@ class GridDecoder(Decoder):
     """
 
     name = "grid"
+    signature = "(1, 5 + classes, rows, columns)"
+    patterns = ((1, ("classes", 5), "rows", "columns"),)
 
-    def check(self, outputs: Sequence[torch.Tensor]) -> None:
-        self.expect_outputs(outputs, 1)
-        shape = tuple(outputs[0].shape)
-        channels = 5 + len(self.labels)
-        if len(shape) != 4 or shape[0] != 1 or shape[1] != channels:
-            raise OutputError(
-                f"output of shape {shape}, but decoder grid with {len(self.labels)} classes reads "
-                f"(1, {channels}, rows, columns)"
-            )
+    @classmethod
+    def fits(cls, layout: Layout) -> Match | Difference:
+        return cls.matches_patterns(layout)
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
-        # In NumPy: each operation of PyTorch takes several times as long for so few values, and releases the GIL.
-        cells = outputs[0][0].numpy()
-        channels, rows, columns = cells.shape
-        cells = cells.reshape(channels, rows * columns)
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        """The best match is one cell per 16 x 16 pixels, as in FastestDet."""
+        found = match_classes(layout, cls.patterns)
+        if isinstance(found, Difference):
+            return found
+        classes = found.axes.get("classes", 0)
+        columns, rows = found.axes.get("columns", 0), found.axes.get("rows", 0)
+        if layout.size == (16 * columns, 16 * rows):
+            return Match(LIKELY, "one cell per 16 x 16 pixels", classes)
+        if layout.size is not None and columns and rows:
+            width, height = layout.size
+            if width % columns or height % rows or width // columns != height // rows or width // columns < _MIN_STRIDE:
+                return Difference(
+                    f"{columns} x {rows} cells in an input of {width} x {height}; expected one per n x n pixels, n at "
+                    f"least {_MIN_STRIDE}", 2.0,
+                )  # fmt: skip
+        return Match(POSSIBLE, "a grid with at least 6 channels", classes)
+
+    def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
+        channels, rows, columns = outputs[0][0].shape
+        cells = outputs[0][0].reshape(channels, rows * columns)
         best = cells[5:].max(axis=0)
         scores = np.maximum(cells[0], 0) ** 0.6 * np.maximum(best, 0) ** 0.4
-        chosen = (scores >= self.score_threshold).nonzero()[0]
+        chosen = np.flatnonzero(scores >= self.score_threshold)
         cells = cells[:, chosen]
         row, column = (places.astype(np.float32) for places in np.divmod(chosen, columns))
         width, height = self.preprocess.width, self.preprocess.height
@@ -50,33 +74,54 @@ class GridDecoder(Decoder):
         center_y = (row + np.tanh(cells[2])) * (height / rows)
         # sigmoid(x) is (1 + tanh(x / 2)) / 2, which cannot overflow.
         half_w, half_h = (1 + np.tanh(cells[3] / 2)) * (width / 4), (1 + np.tanh(cells[4] / 2)) * (height / 4)
-        boxes = np.array([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h]).T
+        boxes = np.array([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h], np.float32).T
         return self.select(boxes, scores[chosen], cells[5:].argmax(axis=0), source_size)
 
 
-def recognize(layout: Layout) -> Match | Difference:
-    """Whether GridDecoder reads such outputs; the best match is one cell per 16 x 16 pixels, as in FastestDet."""
-    found = match_classes(layout, [(1, ("classes", 5), "rows", "columns")])
-    if isinstance(found, Difference):
-        return found
-    classes = found.axes.get("classes", 0)
-    columns, rows = found.axes.get("columns", 0), found.axes.get("rows", 0)
-    if layout.size == (16 * columns, 16 * rows):
-        return Match(LIKELY, "one cell per 16 x 16 pixels", classes)
-    if layout.size is not None and columns and rows:
-        width, height = layout.size
-        if width % columns or height % rows or width // columns != height // rows or width // columns < _MIN_STRIDE:
-            return Difference(
-                f"{columns} x {rows} cells in an input of {width} x {height}; expected one per n x n pixels, n at "
-                f"least {_MIN_STRIDE}", 2.0,
-            )  # fmt: skip
-    return Match(POSSIBLE, "a grid with at least 6 channels", classes)
+class SsdDecoder(RowDecoder):
+    """Probabilities (1, N, classes), the first class being background, and boxes (1, N, 4): x1, y1, x2, y2 as shares of
+    the input.
+
+    As github.com/qfgaohao/pytorch-ssd and dusty-nv/jetson-inference export them. `labels` also names the
+    background, which is never reported. If both outputs have 4 columns, the first one has the classes.
+    """
+
+    name = "ssd"
+    signature = "(1, N, classes) and (1, N, 4)"
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        found = match(layout, [(1, "N", ("others", 1)), (1, "N", 4)])
+        if isinstance(found, Difference):
+            return found
+        count, others = found.axes.get("N", 0), found.axes.get("others", 0)
+        classes = others + 1 if others else 0
+        if (wrong := check_classes(layout, classes)) is not None:
+            return wrong
+        if count > MAX_QUERIES:
+            return Match(LIKELY, f"{count} boxes with {classes or '?'} classes", classes)
+        why = f"{count or '?'} boxes, which are few for anchors, with {classes or '?'} classes"
+        return Match(POSSIBLE, why, classes)
+
+    def rows(self, outputs: Sequence[Values]) -> Rows:
+        swapped = outputs[1].shape[2] != 4
+        scores, boxes = outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
+        return Rows(boxes, scores[:, 1:])
+
+    def report(
+        self, raw: Floats, scores: Floats, class_ids: Integers, index: Integers, source_size: tuple[int, int]
+    ) -> Detections:
+        return super().report(raw, scores, class_ids + 1, index, source_size)
+
+    def corners(self, raw: Floats, index: Integers) -> Floats:
+        width, height = self.preprocess.width, self.preprocess.height
+        return raw * np.array([width, height, width, height], np.float32)
 
 
-SPEC = DecoderSpec(
-    "grid",
-    GridDecoder,
-    signature="(1, 5 + classes, rows, columns)",
-    preprocess={"bgr": True},  # FastestDet is trained on BGR images, stretched to the input
-    recognize=recognize,
+SPEC = DecoderSpec.of(GridDecoder, preprocess={"bgr": True})  # FastestDet is trained on BGR images, stretched
+SSD = DecoderSpec.of(
+    SsdDecoder,
+    "(1, N, classes) probabilities with background first, (1, N, 4) corners as shares of the input (SSD)",
+    # (grey level - 127) / 128
+    preprocess={"mean": (127 / 255, 127 / 255, 127 / 255), "std": (128 / 255, 128 / 255, 128 / 255)},
 )

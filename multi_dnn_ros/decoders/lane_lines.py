@@ -15,13 +15,14 @@ Lengths are shares of the mask's width, with the origin in the middle of the mas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -103,13 +104,16 @@ def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
     return Runs(begin, end, height, width)
 
 
-def reduce_to_runs(logits: torch.Tensor, threshold: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def reduce_to_runs(logits: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As find_runs, for pixels (h, w) of at least `threshold` (), on any device: (R,) int32 begin and end, and (R,)
     float32 sum of the probabilities of each run; R is max_runs(h).
 
     Runs that do not exist come last, with begin and end h * (w + 1). Without synchronization and with shapes that do
     not depend on values, so that it can be captured in a CUDA graph.
     """
+    import torch
+    from torch.nn import functional as F
+
     height, width = logits.shape
     mask = (logits >= threshold).to(logits.dtype)[None]
     closed = -F.max_pool2d(-F.max_pool2d(mask, 3, 1, 1), 3, 1, 1)[0]

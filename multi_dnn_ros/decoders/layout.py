@@ -146,6 +146,11 @@ def _axis_text(axis: Axis, axes: Mapping[str, int]) -> str:
     return f"{text} = {axes[name] + more}" if axes.get(name) else text
 
 
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers as text: 8, 16, 32."""
+    return ", ".join(map(str, numbers))
+
+
 def check_classes(layout: Layout, classes: int) -> Difference | None:
     """None if there are as many class names as classes in the outputs, or one of the two numbers is unknown."""
     if layout.classes and classes and layout.classes != classes:

@@ -43,17 +43,11 @@ class DecoderSpec:
     loss: Callable[..., Any] | str | None = None
     recognize: Callable[[Layout], Match | Difference] | None = None
 
-    def __post_init__(self) -> None:
-        """Raises TypeError for arguments that Preprocess does not take."""
-        if not self.preprocess:
-            return
-        from multi_dnn_ros.vision.preprocess import Preprocess  # imports PyTorch
-
-        try:
-            Preprocess(1, 1, **self.preprocess)
-        except (TypeError, ValueError) as error:
-            expected = "keyword arguments of Preprocess"
-            raise TypeError(f"preprocess is {self.preprocess!r}: {error}; expected {expected}") from None
+    @classmethod
+    def of(cls, decoder: type[Decoder], signature: str = "", **fields: Any) -> DecoderSpec:
+        """The specification of a Decoder's class, whose attributes are the defaults."""
+        fields = {"recognize": decoder.recognize, **fields}
+        return cls(decoder.name, decoder, signature or decoder.signature, **fields)
 
 
 DECODERS = extensions.Registry(DecoderSpec, extensions.DECODERS)

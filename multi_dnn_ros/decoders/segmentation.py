@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from multi_dnn_ros.decoders.arrays import Floats, Values, exp, largest, logsumexp, sigmoid
 from multi_dnn_ros.decoders.base import Decoder, HostValue, TwoParts, expect_finite, total_of
-from multi_dnn_ros.decoders.layout import POSSIBLE, Difference, Layout, Match, match_classes
-from multi_dnn_ros.decoders.maps import without_padding
+from multi_dnn_ros.decoders.lane_map import without_padding
+from multi_dnn_ros.decoders.layout import POSSIBLE, Difference, Layout, Match
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
+from multi_dnn_ros.vision.results import NO_CLASS, Mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Default threshold of a network with one class, which competes with no other.
 _ONE_CLASS = 0.5
@@ -30,9 +32,17 @@ class SegmentationDecoder(Decoder):
     """
 
     name = "segmentation"
+    signature = "(1, classes, h, w)"
+    patterns = ((1, "classes", "h", "w"),)
 
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **{**options, "own_threshold": 0.0})
+        #: What a pixel of each class becomes: the class, or NO_CLASS.
+        self._class_ids = np.array(
+            [index if not self.kept or index in self.kept else NO_CLASS for index in range(len(labels))], np.uint8
+        )
+        self._on_device: Tensor | None = None
+        self._threshold = HostValue()
 
     @classmethod
     def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
@@ -41,97 +51,68 @@ class SegmentationDecoder(Decoder):
         if len(labels) > NO_CLASS:
             raise ValueError(f"labels has {len(labels)} names; allowed for a mask: at most {NO_CLASS}")
 
-    def check(self, outputs: Sequence[Tensor]) -> None:
-        self.expect_outputs(outputs, 1)
-        shape = tuple(outputs[0].shape)
-        if len(shape) != 4 or shape[:2] != (1, len(self.labels)) or min(shape) < 1:
-            raise OutputError(
-                f"output of shape {shape}, but decoder segmentation with {len(self.labels)} class(es) reads "
-                f"(1, {len(self.labels)}, h, w)"
-            )
+    @classmethod
+    def fits(cls, layout: Layout) -> Match | Difference:
+        return cls.matches_patterns(layout)
 
-    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Mask:
-        found = class_map(outputs[0][0], torch.tensor(self.threshold), self.class_ids())
-        return self.mask(found.numpy(), source_size)
-
-    def in_two_parts(self) -> TwoParts:
-        """The first part finds the class of each pixel."""
-        return _ClassMap(self)
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        """A map for each of three classes or more. One or two usually show one thing, such as lanes."""
+        found = cls.matches_patterns(layout)
+        if isinstance(found, Difference):
+            return found
+        if not 3 <= found.classes <= NO_CLASS:
+            return Difference(f"{found.classes} maps; expected 3 to {NO_CLASS}", 1.0)
+        return Match(POSSIBLE, "a map for each of several classes", found.classes)
 
     @property
     def threshold(self) -> float:
         """The smallest probability that counts; 0: no threshold."""
         return self.score_threshold or (_ONE_CLASS if len(self.labels) == 1 else 0.0)
 
-    def class_ids(self) -> torch.Tensor:
-        """(classes,) uint8, what a pixel of each class becomes: the class, or NO_CLASS."""
-        return torch.tensor(
-            [index if not self.kept or index in self.kept else NO_CLASS for index in range(len(self.labels))],
-            dtype=torch.uint8,
-        )
+    def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Mask:
+        logits = outputs[0][0]
+        found = self._class_ids[logits.argmax(0)]
+        if self.threshold > 0.0:
+            found[best_probability(logits) < self.threshold] = NO_CLASS
+        return self._mask(found, source_size)
 
-    def mask(self, found: npt.NDArray[np.uint8], source_size: tuple[int, int]) -> Mask:
-        """Class (h, w) of each pixel of the map -> Mask."""
+    def in_two_parts(self) -> TwoParts:
+        """The first part finds the class of each pixel: one byte per pixel is copied instead of the maps."""
+        return TwoParts(self.reduce, self.decode_reduced)
+
+    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """(1, classes, h, w) logits on any device -> classes (h, w) uint8, sum of logits ()."""
+        import torch
+
+        logits = outputs[0][0].float()
+        self._threshold.set(self.threshold)
+        if self._on_device is None or self._on_device.device != logits.device:  # in the first call, before a capture
+            self._on_device = torch.from_numpy(self._class_ids).to(logits.device)
+        is_chosen = best_probability(logits) >= self._threshold.on(logits.device)
+        return torch.where(is_chosen, self._on_device[logits.argmax(0)], NO_CLASS), total_of(logits)
+
+    def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Mask:
+        """Result of reduce(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        found, total = map(np.asarray, reduced)
+        expect_finite("the outputs", float(total))
+        self._threshold.set(self.threshold)  # for the next frame
+        return self._mask(found, source_size)
+
+    def _mask(self, found: npt.NDArray[np.uint8], source_size: tuple[int, int]) -> Mask:
         content = np.ascontiguousarray(without_padding(found, self.preprocess, source_size))
         return Mask(content, self.labels, source_size)
 
 
-def class_map(logits: Tensor, threshold: Tensor, class_ids: Tensor) -> Tensor:
-    """(classes, h, w) float32 -> (h, w) uint8: entry of `class_ids` for the most probable class, NO_CLASS if its
-    probability is under `threshold` (); on any device, without synchronization.
-    """
-    found = class_ids[logits.argmax(0)]
-    return torch.where(best_probability(logits) >= threshold, found, NO_CLASS)
-
-
-def best_probability(logits: Tensor) -> Tensor:
-    """(classes, h, w) float32 -> (h, w) probability of the most probable class."""
+def best_probability(logits: Values) -> Values:
+    """(classes, h, w) logits, an array or a tensor -> (h, w) probability of the most probable class."""
     if len(logits) == 1:
-        return logits[0].sigmoid()
-    return (logits.amax(0) - logits.logsumexp(0)).exp()
+        return sigmoid(logits[0])
+    return exp(largest(logits, 0) - logsumexp(logits))
 
 
-class _ClassMap:
-    """The two parts of `decoder`: one byte per pixel is copied instead of the maps of all classes."""
-
-    def __init__(self, decoder: SegmentationDecoder) -> None:
-        self._decoder = decoder
-        self._threshold = HostValue()
-        self._class_ids = decoder.class_ids()
-
-    def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """(1, classes, h, w) logits on any device -> classes (h, w) uint8, sum of logits ()."""
-        logits = outputs[0][0].float()
-        self._threshold.set(self._decoder.threshold)
-        self._class_ids = self._class_ids.to(logits.device)  # copied in the first call, before a capture
-        return class_map(logits, self._threshold.on(logits.device), self._class_ids), total_of(logits)
-
-    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Mask:
-        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
-        found, total = map(np.asarray, outputs)
-        expect_finite("output 0", float(total))
-        self._threshold.set(self._decoder.threshold)  # for the next frame
-        return self._decoder.mask(found, source_size)
-
-
-def recognize(layout: Layout) -> Match | Difference:
-    """Whether SegmentationDecoder reads such outputs: a map for each of three classes or more.
-
-    One or two maps usually show one thing, such as lanes, against background.
-    """
-    found = match_classes(layout, [(1, "classes", "h", "w")])
-    if isinstance(found, Difference):
-        return found
-    classes = found.axes.get("classes", 0)
-    if not 3 <= classes <= NO_CLASS:
-        return Difference(f"{classes} maps; expected 3 to {NO_CLASS}", 1.0)
-    return Match(POSSIBLE, "a map for each of several classes", classes)
-
-
-SPEC = DecoderSpec(
-    "segmentation",
+SPEC = DecoderSpec.of(
     SegmentationDecoder,
-    signature="(1, classes, h, w) logits: semantic segmentation with at most 255 classes",
+    "(1, classes, h, w) logits: semantic segmentation with at most 255 classes",
     result_kind="semantic_mask",
-    recognize=recognize,
 )

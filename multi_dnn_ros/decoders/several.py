@@ -1,15 +1,32 @@
-"""Decodes the outputs of one inference to several results."""
+"""Decoders for a selection of the outputs, for several results of one network, and for a part of the image."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
+from multi_dnn_ros.decoders.arrays import Values
 from multi_dnn_ros.decoders.base import TwoParts
-from multi_dnn_ros.decoders.window import ResultDecoder
 from multi_dnn_ros.vision.results import SeveralResults
+from multi_dnn_ros.vision.view import View, Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: (result, window, (H, W) of the image) -> the result in pixels of the image; see ResultKind.place.
+Place = Callable[[Any, Window, tuple[int, int]], Any]
+
+
+class ResultDecoder(Protocol):
+    """Converts raw outputs to the result of a DNN, as :class:`multi_dnn_ros.decoders.base.Decoder` does."""
+
+    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
+        """Raw outputs on the CPU and the image's (H, W) -> result. Raises OutputError."""
+        ...
+
+    def in_two_parts(self) -> TwoParts | None:
+        """The decoder split in two, if reducing the outputs on the device saves time; None otherwise."""
+        ...
 
 
 class SelectedOutputsDecoder:
@@ -19,25 +36,35 @@ class SelectedOutputsDecoder:
         self._decoder = decoder
         self._numbers = tuple(numbers)
 
-    def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
+    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
         return self._decoder(self._selected(outputs), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
         parts = self._decoder.in_two_parts()
-        return None if parts is None else _SelectedParts(parts, self._numbers)
+        return parts and TwoParts(lambda outputs: parts.condense(self._selected(outputs)), parts.decode)
 
-    def _selected(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _selected(self, outputs: Sequence[Values]) -> tuple[Values, ...]:
         return tuple(outputs[number] for number in self._numbers)
 
 
-class _SelectedParts:
-    def __init__(self, parts: TwoParts, numbers: tuple[int, ...]) -> None:
-        self._parts = parts
-        self._numbers = numbers
-        self.decode = parts.decode
+class WindowDecoder:
+    """Decodes the outputs for a part of the image, and places the result in the image."""
 
-    def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return self._parts.condense([outputs[number] for number in self._numbers])
+    def __init__(self, decoder: ResultDecoder, view: View, place: Place) -> None:
+        self._decoder = decoder
+        self._view = view
+        self._place = place
+
+    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
+        return self._placed(self._decoder, outputs, source_size)
+
+    def in_two_parts(self) -> TwoParts | None:
+        parts = self._decoder.in_two_parts()
+        return parts and TwoParts(parts.condense, lambda outputs, size: self._placed(parts.decode, outputs, size))
+
+    def _placed(self, decode: Callable[..., Any], outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
+        window = self._view.window(source_size)
+        return self._place(decode(outputs, window.size), window, source_size)
 
 
 class SeveralDecoders:
@@ -46,48 +73,32 @@ class SeveralDecoders:
     def __init__(self, decoders: Mapping[str, ResultDecoder]) -> None:
         self._decoders = dict(decoders)
 
-    def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> SeveralResults:
+    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> SeveralResults:
         return SeveralResults({name: decoder(outputs, source_size) for name, decoder in self._decoders.items()})
 
     def in_two_parts(self) -> TwoParts | None:
-        """The two parts if at least one decoder has them, otherwise None.
-
-        The other decoders read the raw outputs, which condense() returns once.
+        """The two parts if at least one decoder has them, otherwise None. A decoder without reads the raw outputs,
+        which condense() returns, too.
         """
         parts = {name: decoder.in_two_parts() for name, decoder in self._decoders.items()}
-        return _SeveralParts(self._decoders, parts) if any(parts.values()) else None
+        if not any(parts.values()):
+            return None
+        counts: dict[str, int] = {}
 
-
-class _SeveralParts:
-    """The two parts of SeveralDecoders.
-
-    condense() returns the raw outputs, if a decoder without parts needs them, then the condensed outputs of each
-    decoder that has parts.
-    """
-
-    def __init__(self, decoders: Mapping[str, ResultDecoder], parts: Mapping[str, TwoParts | None]) -> None:
-        self._decoders = decoders
-        self._parts = parts
-        self._raw = not all(parts.values())
-        self._counts: dict[str, int] = {}
-
-    def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        found: list[torch.Tensor] = [*outputs] if self._raw else []
-        for name, parts in self._parts.items():
-            if parts is not None:
-                condensed = parts.condense(outputs)
-                self._counts[name] = len(condensed)
+        def condense(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            found: list[Tensor] = []
+            for name, each in parts.items():
+                condensed = each.condense(outputs) if each is not None else tuple(outputs)
+                counts[name] = len(condensed)
                 found.extend(condensed)
-        return tuple(found)
+            return tuple(found)
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> SeveralResults:
-        begin = len(outputs) - sum(self._counts.values())
-        raw, results = outputs[:begin], {}
-        for name, parts in self._parts.items():
-            if parts is None:
-                results[name] = self._decoders[name](raw, source_size)
-            else:
-                end = begin + self._counts[name]
-                results[name] = parts.decode(outputs[begin:end], source_size)
-                begin = end
-        return SeveralResults(results)
+        def decode(outputs: Sequence[Values], source_size: tuple[int, int]) -> SeveralResults:
+            results, begin = {}, 0
+            for name, each in parts.items():
+                decoder = each.decode if each is not None else self._decoders[name]
+                results[name] = decoder(outputs[begin : begin + counts[name]], source_size)
+                begin += counts[name]
+            return SeveralResults(results)
+
+        return TwoParts(condense, decode)

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from multi_dnn_ros.decoders.base import LIMIT, MAX_CANDIDATES, suppress
+from multi_dnn_ros.decoders.arrays import Floats
+from multi_dnn_ros.decoders.base import LIMIT, MAX_CANDIDATES, Decoder, suppress
+from multi_dnn_ros.decoders.lane_map import without_padding
 from multi_dnn_ros.decoders.layout import Difference, Layout, Match
-from multi_dnn_ros.decoders.maps import without_padding
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.decoders.rows import Floats, RecognizedDecoder, from_centers
-from multi_dnn_ros.decoders.yolo_masks import COEFFICIENTS, YoloMasksDecoder
+from multi_dnn_ros.decoders.rows import from_centers
+from multi_dnn_ros.decoders.yolo import COEFFICIENTS, YoloMasksDecoder
 from multi_dnn_ros.vision.results import Detections, InstanceMasks
 
 #: Masks are uint8, and 0 means no instance.
 _MAX_INSTANCES = 255
 
 
-class YoloInstancesDecoder(RecognizedDecoder):
+class YoloInstancesDecoder(Decoder):
     """(1, 4 + classes + 32, N) and (1, 32, h, w): as decoder yolo_masks, with a mask per box -> InstanceMasks.
 
     A mask is the sum of the prototypes with the row's coefficients as weights, where it is positive, inside the box
@@ -31,13 +31,13 @@ class YoloInstancesDecoder(RecognizedDecoder):
     signature = YoloMasksDecoder.signature
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
+    def fits(cls, layout: Layout) -> Match | Difference:
         return YoloMasksDecoder.recognize(layout)
 
-    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> InstanceMasks:
+    def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> InstanceMasks:
         (columns,) = (output[0] for output in outputs if output.ndim == 3)
         (prototypes,) = (output[0] for output in outputs if output.ndim == 4)
-        rows = columns.T.numpy()
+        rows = columns.T
         classes = rows[:, 4:-COEFFICIENTS]
         scores, ids = classes.max(1), classes.argmax(1).astype(np.int64)
         chosen = scores >= self.score_threshold
@@ -54,7 +54,7 @@ class YoloInstancesDecoder(RecognizedDecoder):
         first, clipped = (values[inside][: min(self.max_detections, _MAX_INSTANCES)] for values in (first, clipped))
         found = index[first]
         detections = Detections(clipped.astype(np.float32), scores[found], ids[found], self.labels)
-        numbers = self._numbers(rows[found, -COEFFICIENTS:], prototypes.numpy(), inputs[first])
+        numbers = self._numbers(rows[found, -COEFFICIENTS:], prototypes, inputs[first])
         content = np.ascontiguousarray(without_padding(numbers, self.preprocess, source_size))
         return InstanceMasks(detections, content, source_size)
 
@@ -72,10 +72,10 @@ class YoloInstancesDecoder(RecognizedDecoder):
         return numbers
 
 
-SPEC = DecoderSpec(
-    "yolo_instances",
+SPEC = DecoderSpec.of(
     YoloInstancesDecoder,
-    signature="(1, 36 + classes, N), (1, 32, h, w): boxes and masks of segmentation exports (YOLOv8-seg, 11-seg)",
+    "(1, 36 + classes, N), (1, 32, h, w): boxes and masks of segmentation exports (YOLOv8-seg, 11-seg)",
     result_kind="instance_masks",
     preprocess={"fit": "letterbox"},
+    recognize=None,
 )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from multi_dnn_ros.decoders.drivable import DrivableDecoder
+from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, log
+from multi_dnn_ros.decoders.lane_map import DrivableDecoder, MapDecoder, TwinLiteNetDecoder
 from multi_dnn_ros.decoders.layout import (
     EXACT,
     LIKELY,
@@ -21,8 +19,7 @@ from multi_dnn_ros.decoders.layout import (
     strides_of,
 )
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers, with_objectness
-from multi_dnn_ros.decoders.twinlitenet import TwinLiteNetDecoder
+from multi_dnn_ros.decoders.rows import RowDecoder, Rows, from_centers, with_objectness
 
 _ANCHORS = 3
 _PATTERNS: tuple[Pattern, ...] = ((1, "N", ("classes", 5)), (1, 2, "h", "w"), (1, 2, "h", "w"))
@@ -43,11 +40,9 @@ class YolopDecoder(RowDecoder):
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
         found = match_classes(layout, _PATTERNS)
-        if isinstance(found, Difference):
-            return found
-        return Match(_certainty(layout, found), _why(found), found.axes.get("classes", 0))
+        return found if isinstance(found, Difference) else _match(layout, found, found.axes.get("classes", 0))
 
-    def rows(self, outputs: Sequence[Tensor]) -> Rows:
+    def rows(self, outputs: Sequence[Values]) -> Rows:
         (boxes,) = (output for output in outputs if output.ndim == 3)
         return with_objectness(boxes)
 
@@ -55,69 +50,69 @@ class YolopDecoder(RowDecoder):
         return from_centers(raw)
 
 
-class YolopLaneDecoder(TwinLiteNetDecoder):
-    """The same outputs -> lane lines of the second map: probabilities of "none" and "lane", which need not sum to 1.
+class _ProbabilityMaps(MapDecoder):
+    """Reads probabilities of two classes, which need not sum to 1, instead of logits.
 
-    The probability of a line at a pixel is that of lane divided by their sum, so that a threshold of 0.5 selects the
+    The probability at a pixel is that of the second class divided by their sum, so that a threshold of 0.5 selects the
     larger of the two, as the reference does.
     """
-
-    name = "yolop_lanes"
-    signature = YolopDecoder.signature
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
         found = match(layout, _PATTERNS)
-        return found if isinstance(found, Difference) else Match(_certainty(layout, found), _why(found))
+        return found if isinstance(found, Difference) else _match(layout, found, 0)
 
-    def lane_logits(self, logits: Tensor) -> Tensor:
-        return super().lane_logits(torch.log(logits.clamp(min=_MIN_PROBABILITY)))
+    def chosen_logits(self, logits: Values) -> Values:
+        return super().chosen_logits(log(logits.clip(_MIN_PROBABILITY, None)))
 
 
-class YolopDrivableDecoder(YolopLaneDecoder, DrivableDecoder):
-    """The same outputs -> the drivable area of the first map, which holds probabilities like the map of lines.
+class YolopLaneDecoder(_ProbabilityMaps, TwinLiteNetDecoder):
+    """The same outputs -> lane lines of the second map."""
+
+    name = "yolop_lanes"
+    signature = YolopDecoder.signature
+
+
+class YolopDrivableDecoder(_ProbabilityMaps, DrivableDecoder):
+    """The same outputs -> the drivable area of the first map.
 
     Decoder `drivable` reads logits. Given probabilities, it would accept every pixel with a threshold below 0.27, and
     none with one above 0.73.
     """
 
     name = "yolop_drivable"
-    map_number = 0
+    signature = YolopDecoder.signature
+
+    def maps(self, outputs: Sequence[Values]) -> Values:
+        return next(output for output in outputs if output.ndim == 4)[0]
 
 
-def _certainty(layout: Layout, found: Bound) -> int:
-    return EXACT if strides_of(layout.size, found.axes.get("N", 0), _ANCHORS) else LIKELY
-
-
-def _why(found: Bound) -> str:
-    return f"boxes of {found.axes.get('classes', 0) or '?'} classes and two maps of two classes"
+def _match(layout: Layout, found: Bound, classes: int) -> Match:
+    certainty = EXACT if strides_of(layout.size, found.axes.get("N", 0), _ANCHORS) else LIKELY
+    return Match(
+        certainty, f"boxes of {found.axes.get('classes', 0) or '?'} classes and two maps of two classes", classes
+    )
 
 
 _LETTERBOX = {"fit": "letterbox", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
-SPEC = DecoderSpec(
-    "yolop",
+SPEC = DecoderSpec.of(
     YolopDecoder,
-    signature="(1, N, 5 + classes), twice (1, 2, h, w): the boxes (YOLOP)",
+    "(1, N, 5 + classes), twice (1, 2, h, w): the boxes (YOLOP)",
     default_labels=("vehicle",),
     preprocess=_LETTERBOX,
-    recognize=YolopDecoder.recognize,
 )
-LANES = DecoderSpec(
-    "yolop_lanes",
+LANES = DecoderSpec.of(
     YolopLaneDecoder,
-    signature="(1, N, 5 + classes), twice (1, 2, h, w): the lane lines of the last map (YOLOP)",
+    "(1, N, 5 + classes), twice (1, 2, h, w): the lane lines of the last map (YOLOP)",
     result_kind="lanes",
     default_labels=("none", "lane"),
     preprocess=_LETTERBOX,
-    recognize=YolopLaneDecoder.recognize,
 )
-DRIVABLE = DecoderSpec(
-    "yolop_drivable",
+DRIVABLE = DecoderSpec.of(
     YolopDrivableDecoder,
-    signature="(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first map (YOLOP)",
+    "(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first map (YOLOP)",
     result_kind="drivable_area",
     default_labels=("none", "drivable"),
     preprocess=_LETTERBOX,
-    recognize=YolopDrivableDecoder.recognize,
 )

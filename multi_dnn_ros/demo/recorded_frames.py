@@ -80,7 +80,7 @@ def recorded_frames(
         if recorded.topic == image:
             frame.image = decode_compressed(message, _SETTINGS)
         elif recorded.topic == truth:
-            frame.truth = _detections(message, LABELS, _TRUE_NAMES)
+            frame.truth = detections(message, LABELS, _TRUE_NAMES)
         elif recorded.topic == lane_mask:
             frame.lane_mask = _mono(message)
         else:
@@ -89,13 +89,13 @@ def recorded_frames(
             if name == "detections":
                 if stream.label_info not in names:
                     raise LookupError(f"the recording holds no class names ({stream.label_info}) of DNN {stream.dnn}")
-                output = _detections(message, stream.labels, names[stream.label_info])
+                output = detections(message, stream.labels, names[stream.label_info])
                 frame.results[stream.dnn] = output, latency_ms
             elif (other := first_parts.pop((stream.dnn, stamp_ns), None)) is None:
                 first_parts[stream.dnn, stamp_ns] = message
             else:
                 frame.results[stream.dnn] = (
-                    _lanes(*((message, other) if name == "mask" else (other, message))),
+                    lanes(*((message, other) if name == "mask" else (other, message))),
                     latency_ms,
                 )
         if len(pending) > window:
@@ -169,7 +169,7 @@ def frame_counts(status: Mapping[str, Any]) -> dict[str, Any]:
     return {**counts, "dropped": {reason: count for reason, count in drops.items() if count}}
 
 
-def _detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
+def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
     """Convert a Detection2DArray; classes that are not in `labels` are skipped.
 
     names: class names by class_id, as in the DNN's LabelInfo. Raises KeyError for an unknown class_id.
@@ -187,7 +187,7 @@ def _detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -
     return Detections(boxes, scores, table[:, 5].astype(np.int64), tuple(labels))
 
 
-def _lanes(mask: Any, points: Any) -> Lanes:
+def lanes(mask: Any, points: Any) -> Lanes:
     """Convert a mono8 mask and a cloud of (u, v, lane, score) float32 points to lane lines."""
     table = np.frombuffer(bytes(points.data), "<f4").reshape(-1, 4)
     lines = []

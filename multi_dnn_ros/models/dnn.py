@@ -11,12 +11,11 @@ from torch import nn
 
 from multi_dnn_ros.decoders.anchor import DetectorCore
 from multi_dnn_ros.decoders.base import Decoder
-from multi_dnn_ros.decoders.several import SelectedOutputsDecoder, SeveralDecoders
-from multi_dnn_ros.decoders.window import ResultDecoder, WindowDecoder, WindowPreprocess
+from multi_dnn_ros.decoders.several import ResultDecoder, SelectedOutputsDecoder, SeveralDecoders, WindowDecoder
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess import Preprocess, WindowPreprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.view import WHOLE, View, Window
+from multi_dnn_ros.vision.view import WHOLE, View
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.description import Description
@@ -96,15 +95,9 @@ class Output:
             decoder = SelectedOutputsDecoder(decoder, self.raw_outputs)
         if view.is_whole:
             return decoder
-        kind, own = RESULT_KINDS.get(self.result_kind), self.decoder
-        place, merge = kind.place, kind.merge
+        place = RESULT_KINDS.get(self.result_kind).place
         assert place is not None  # checked by load_dnn
-
-        def merged(results: list[Any], windows: list[Window]) -> Any:
-            assert merge is not None  # checked by load_dnn
-            return merge(results, windows, own.iou_threshold, own.max_detections)
-
-        return WindowDecoder(decoder, view, place, merged)
+        return WindowDecoder(decoder, view, place)
 
 
 @dataclass(frozen=True)
@@ -156,5 +149,5 @@ class Dnn:
         return decoders[""] if "" in decoders else SeveralDecoders(decoders)
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Zeros of the shape and type of the inputs, (tiles, 3, h, w) float32 on the CPU, for tracing and warm-up."""
-        return (torch.zeros(self.view.tiles, 3, self.preprocess.height, self.preprocess.width),)
+        """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""
+        return (torch.zeros(1, 3, self.preprocess.height, self.preprocess.width),)

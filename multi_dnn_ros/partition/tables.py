@@ -12,7 +12,6 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from multi_dnn_ros.common.reporting import write_json
-from multi_dnn_ros.common.resources import cache_folder
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -92,11 +91,6 @@ class BatchTable(_Content):
         known = {row.batch: row for row in (*self.rows, *rows)}
         return self.model_copy(update={"rows": tuple(known[batch] for batch in sorted(known))})
 
-    def without(self, batches: Sequence[int]) -> BatchTable:
-        """A copy that has neither times of these batch sizes, nor that they were too large."""
-        rows = tuple(row for row in self.rows if row.batch not in batches)
-        return self.model_copy(update={"rows": rows, "too_large": 0 if self.too_large in batches else self.too_large})
-
     def check_same(self, other: BatchTable, where: Path) -> None:
         """Raise TableError unless `other`, stored in the file `where`, is of the same network on the same device."""
         for field in ("model", "unit", "precision", "shape", "parameters", "device"):
@@ -113,11 +107,6 @@ def sizes_to_measure(largest: int) -> tuple[int, ...]:
     powers = (1 << exponent for exponent in range(largest.bit_length() + 1))
     sizes = {1, largest, *(size for power in powers for size in (power - 1, power, power + 1))}
     return tuple(sorted(size for size in sizes if 1 <= size <= largest))
-
-
-def default_folder() -> Path:
-    """Default folder of the tables."""
-    return cache_folder() / "partition"
 
 
 def table_path(folder: Path, model: str, unit: str, precision: str) -> Path:

@@ -40,11 +40,9 @@ from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inp
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images, on_cpu
-from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_cached_backend, with_measured_backend
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.pipeline.shared_inputs import share_inputs
-from multi_dnn_ros.pipeline.tiles_check import check_tiles
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
@@ -71,7 +69,6 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(threads)
     dnns = _load_all(config)
     tasks: list[DnnTask] = []
-    chosen: dict[str, DnnConfig] = {}
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3, keep=True)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
     single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
@@ -83,12 +80,6 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
-            if settings.backend == MEASURED:
-                settings = with_measured_backend(dnns[name], settings, device, progress)
-            else:
-                settings = with_cached_backend(dnns[name], settings, device, progress)
-            if settings.backend != config.dnns[name].backend:
-                chosen[name] = settings
             backend = _backend(dnns[name], settings, device, progress, single_launch)
             plan, task = with_own_cudnn_plans(
                 settings.sms,
@@ -123,14 +114,14 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             f"{tasks[-1].jobs} jobs{_batch_text(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
         progress(DnnReady(line))
-    _finish_backends({**config.dnns, **chosen}, device)
+    _finish_backends(config.dnns, device)
     if shortage:  # raised only here, because inside the except block the traceback would keep the memory allocated
         dnns.clear()
         tasks.clear()
         gc.collect()
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
-    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor, chosen)
+    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor)
 
 
 def _only_device(units: Mapping[str, Unit]) -> Unit:
@@ -163,7 +154,6 @@ def _backend(
         calibration=partial(_calibration, dnn, settings),
         single_launch=single_launch,
         branches=str(settings.branches or "auto"),
-        merge_siblings=settings.merge_siblings,
         providers=settings.providers,
     )
 
@@ -195,7 +185,6 @@ def _plan_and_make_task(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend,
     device: torch.device,
 ) -> tuple[JobPlan, DnnTask]:  # fmt: skip
-    check_tiles(dnn, settings)
     with computing_on(device, settings.sms):
         plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
     return plan, make_task(dnn, settings, cameras, backend, device, plan)

@@ -10,8 +10,6 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import CudnnBenchmark
-from multi_dnn_ros.backends.green_contexts import current_sms
-from multi_dnn_ros.backends.merged_siblings import MergedSiblings
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -62,11 +60,11 @@ def backend_name(
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision. `measured` means `auto` until the backends have been measured. backend_from: where `name` comes
+    every precision. backend_from: where `name` comes
     from, for messages, such as an option of a command; empty: that parameter.
     """
     backend_from = backend_from or f"parameter dnn.{dnn}.backend"
-    if name in ("auto", "measured"):
+    if name == "auto":
         automatic = AUTOMATIC[device.type]
         return next(
             (each for each in automatic if precision in _spec(each, backend_from).precisions[device.type]),
@@ -123,7 +121,6 @@ def choose_backend(
     calibration: Callable[[], Sequence[Tensors]] | None = None,
     single_launch: bool = False,
     branches: str = "1",
-    merge_siblings: str = "never",
     providers: Sequence[str] = (),
     required: bool = False,
 ) -> Backend:
@@ -131,8 +128,8 @@ def choose_backend(
 
     dnn: the DNN's name, for messages. progress: called with a line for each slow step. calibration: returns the DNN's
     inputs for images of its camera; required for int8. single_launch: see BackendRequest. branches: parameter
-    `dnn.<dnn>.branches`; ignored by a backend without branches on this device. merge_siblings: parameter of that
-    name. providers: parameter `dnn.<dnn>.providers`; ignored by a backend without execution providers. required: see
+    `dnn.<dnn>.branches`; ignored by a backend without branches on this device. providers: parameter
+    `dnn.<dnn>.providers`; ignored by a backend without execution providers. required: see
     BackendRequest. Raises ConfigError if the backend cannot run on this device, or if another package's cannot be
     created.
     """
@@ -148,26 +145,15 @@ def choose_backend(
         branches if device.type in spec.branches else "1", tuple(providers), required,
     )  # fmt: skip
     backend = spec.factory(request)
-    if merge_siblings != "never":
-        backend = MergedSiblings(
-            backend, merge_siblings, chosen.tolerance(device), dnn, partial(_served_on, device, name, precision)
-        )
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
     return CudnnBenchmark(backend) if device.type in spec.captures else backend
 
 
-def _served_on(device: torch.device, backend: str, precision: str) -> str:
-    """Names device, share, precision, backend and versions, for the calling thread's current stream and threads."""
-    sms = current_sms(device) if device.type == "cuda" else 0
-    return Target(device, backend, partial(choose_backend, backend, device, precision), precision, sms=sms).name()
-
-
 def automatic_providers(backend: str, device: torch.device) -> tuple[str, ...]:
     """What an empty parameter `providers` means with this parameter `backend`; (): the order of preference.
 
-    With `auto` on a CPU: the provider that was measured to be the fastest, whichever build of ONNX Runtime is
-    installed.
+    With `auto` on a CPU: provider cpu, whichever build of ONNX Runtime is installed.
     """
     return ("cpu",) if backend == "auto" and device.type == "cpu" else ()
 

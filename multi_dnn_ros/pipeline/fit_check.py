@@ -24,7 +24,7 @@ def measure_fit(
     unpredicted: tuple[str, ...] = ()
     times = None
     if predictor is not None:
-        settings = {**config.dnns, **pipeline.backends}
+        settings = config.dnns
         targets = {task.name: timing_target(task.name, settings[task.name], pipeline.device) for task in pipeline.tasks}
         times, speedup, unpredicted = predict_times(pipeline.dnns, pipeline.tasks, predictor, targets, pipeline.servers)
     if times is None or unpredicted:

@@ -7,7 +7,7 @@ do not need them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.predictor import Predictor
-    from multi_dnn_ros.settings.schema import DnnConfig
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Pipeline:
     """Everything that the configuration builds.
 
     dnns: by name, for labels and thresholds. predictor: predicts layer times, from parameter `predictor`; None: not
-    set. backends: the parameters of the DNNs whose backend auto or measured was replaced by a measured one.
-    jpeg_decoder: decodes JPEG files on the device; set when the DNNs are configured. None: they are decoded on the CPU.
+    set. jpeg_decoder: decodes JPEG files on the device; set when the DNNs are configured. None: they are decoded on the
+    CPU.
     """
 
     device: torch.device
@@ -35,7 +34,6 @@ class Pipeline:
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
     predictor: Predictor | None = None
-    backends: Mapping[str, DnnConfig] = field(default_factory=dict)
     jpeg_decoder: JpegDecoder | None = None
 
     @property

@@ -164,11 +164,6 @@ def _provider_warnings(name: str, settings: DnnConfig, devices: tuple[torch.devi
 
 def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:
     """Problems of backend, precision, SMs and batches. devices: empty: unknown; what depends on them is not checked."""
-    if settings.max_batch > 1 and settings.tiles != "1x1":
-        yield (
-            f"parameter dnn.{name}.max_batch is {settings.max_batch} with tiles '{settings.tiles}': the tiles of one "
-            "image are the batch; allowed with tiles: 1"
-        )
     calibrated = False
     for device in devices:
         try:

@@ -13,7 +13,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros import image_sources
-from multi_dnn_ros.ros.camera_record import CameraRecord
+from multi_dnn_ros.ros.camera_record import MAX_LOSS, CameraRecord
 from multi_dnn_ros.ros.image_sources import Publisher, PublisherState
 from multi_dnn_ros.ros.middleware import remedy_for_size, rmem_max_bytes
 from multi_dnn_ros.ros.qos import described, subscription_qos
@@ -70,7 +70,6 @@ class CameraInput:
             str(self._subscription.topic_name),
             clock(),
             rate_hz=config.rate_hz,
-            max_loss=config.max_loss,
             qos=described(self._qos),
         )
         self._stamps = StampCheck(
@@ -101,7 +100,7 @@ class CameraInput:
         record.cause = ""
         silent = record.last_ns is None and self._publisher_state is PublisherState.FITS
         silent = silent and record.silent_s(now_ns) * 1e9 > WARN_AFTER_NS
-        if not silent and record.missing(now_ns) <= record.max_loss:
+        if not silent and record.missing(now_ns) <= MAX_LOSS:
             return
         if self._config.transport == "compressed":
             alternative = "smaller images or a lower JPEG quality"

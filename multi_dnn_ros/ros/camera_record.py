@@ -12,11 +12,15 @@ from multi_dnn_ros.ros.stamp_ages import WINDOW_NS, StampAges
 _MIN_IMAGES = 5
 
 
+#: Share of the images of the last 10 s above which missing ones are a warning.
+MAX_LOSS = 0.2
+
+
 @dataclass
 class CameraRecord:
     """Images received from one camera. Times are those of the monotonic clock, in nanoseconds.
 
-    since_ns: when the topic was subscribed to. rate_hz, max_loss: parameters of the camera. qos: the subscription's, in
+    since_ns: when the topic was subscribed to. rate_hz: parameter of the camera. qos: the subscription's, in
     words. error: why no image can arrive. warning: what else is wrong with the publishers. cause: why images are
     missing, and what helps. image_bytes, shape: size of the last image, and its size and encoding in words. lost:
     images that the middleware has reported as lost.
@@ -26,7 +30,6 @@ class CameraRecord:
     topic: str
     since_ns: int
     rate_hz: float = 0.0
-    max_loss: float = 1.0
     qos: str = ""
     error: str = ""
     warning: str = ""

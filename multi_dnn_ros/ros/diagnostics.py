@@ -17,7 +17,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Percentiles, Statistics
 from multi_dnn_ros.engine.task import DropEffect, DropReason
-from multi_dnn_ros.ros.camera_record import CameraRecord
+from multi_dnn_ros.ros.camera_record import MAX_LOSS, CameraRecord
 from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE
 
@@ -98,7 +98,7 @@ class DiagnosticsReport:
             return ERROR, camera.error
         silence = self._silence(camera, now_ns)
         missing = ""
-        if (share := camera.missing(now_ns)) > camera.max_loss:
+        if (share := camera.missing(now_ns)) > MAX_LOSS:
             missing = f"{share:.0%} of the images are missing: {camera.cause}"
         elif silence and camera.cause:
             missing = camera.cause

@@ -21,7 +21,6 @@ from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
-from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
 from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
@@ -84,7 +83,6 @@ class MultiDnnNode(LifecycleNode):
         self._finalized = False
         log = self.get_logger()
         self._progress = ConfigureProgress(log.info)
-        self._same_name = SameNameCheck(self, log.warning, log.info)
         self._board = board(log.warning)
         self._energy = EnergyPerResult()
         hooks = SwapHooks(
@@ -354,7 +352,6 @@ class MultiDnnNode(LifecycleNode):
 
     def _statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
         host, served, session = self._host, self._served, self._session  # a transition may change them
-        self._same_name.update()
         yield node_status(report, self._view(self._memory()))
         yield from capacity_statuses(report, self._capacity.current if served is not None else None)
         yield from engine_statuses(report, host.statuses() if host is not None else ())
@@ -393,7 +390,6 @@ class MultiDnnNode(LifecycleNode):
             failure=self._failure,
             hung=self.hung,
             ended=session.failed_threads() if session is not None else (),
-            same_name=self._same_name.text,
             memory=memory,
         )
 

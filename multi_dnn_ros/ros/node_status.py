@@ -22,7 +22,7 @@ class NodeView:
 
     progress: only while configuring. config: from the start of configuring. description: only while configured.
     failure: why the last transition failed; empty: it did not. hung: threads that did not end in time. ended:
-    threads that ended with an error. same_name: text about other nodes with the name of this one; empty: none. memory:
+    threads that ended with an error. memory:
     bytes by name.
     """
 
@@ -33,12 +33,11 @@ class NodeView:
     failure: str
     hung: Sequence[str]
     ended: Sequence[str]
-    same_name: str
     memory: Mapping[str, int]
 
 
 def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
-    """OK while configured, unless another node has the same name; otherwise WARN. ERROR after a failed transition, or
+    """OK while configured, otherwise WARN. ERROR after a failed transition, or
     if threads hang or have ended.
     """
     config, description = view.config, view.description
@@ -100,6 +99,4 @@ def _level_and_text(view: NodeView) -> tuple[bytes, str]:
     if view.ended:
         return ERROR, f"threads ended with an error: {', '.join(view.ended)}"
     text = view.state if view.progress is None else f"configuring: {progress_text(view.progress)}"
-    if view.same_name:
-        return WARN, f"{text}; {view.same_name}"
     return (OK if view.progress is None and view.description is not None else WARN), text

@@ -19,7 +19,6 @@ from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
-from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
@@ -166,8 +165,7 @@ class ResultPublishers:
         """
         name = f"topic {topic.name} of {extensions.display_name(extensions.RESULT_KINDS, kind.name)}"
         try:
-            with warn_about_torch(name, self._node.get_logger().warning):
-                function: object = topic.message
+            function: object = topic.message
             message: type = message_class(topic.msgtype)
         except (Exception, SystemExit) as error:  # whatever a module of another package raises
             raise ExtensionError(f"DNN {result}: {name} cannot be published: {summarize_error(error)}") from error

@@ -7,11 +7,11 @@ blocks the executor therefore stops the heartbeats, and systemd restarts the nod
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-
-from multi_dnn_ros.common.sd_notify import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,60 @@ log = logging.getLogger(__name__)
 _STATUS_PERIOD_S = 1.0
 #: While configuring, which may take minutes, the time that systemd grants beyond TimeoutStartSec; renewed every period.
 _EXTEND_S = 30.0
+
+
+#: systemd ignores messages above 4096 bytes; this leaves room for the other fields.
+_MAX_STATUS_BYTES = 2048
+
+
+class ServiceManager:
+    """Sends messages of the protocol of sd_notify(3): datagrams of lines `NAME=value` to the Unix socket `address`, a
+    path, or `@` and the name of an abstract socket.
+
+    watchdog_s: the manager ends the service if it gets no WATCHDOG=1 for this time; None: it does not watch.
+    """
+
+    def __init__(self, address: str, watchdog_s: float | None = None) -> None:
+        self.watchdog_s = watchdog_s
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)  # a manager that does not read must not block the service
+        self._warned = False
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> ServiceManager | None:
+        """The manager that started this process; None without NOTIFY_SOCKET.
+
+        Removes the variables of the protocol, so that child processes do not use them.
+        """
+        names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+        address, period_us, pid = (environment.pop(name, "") for name in names)
+        watches = period_us.isdigit() and int(period_us) > 0 and pid in ("", str(os.getpid()))
+        return cls(address, int(period_us) / 1e6 if watches else None) if address else None
+
+    def send(self, **fields: str | int) -> bool:
+        """Send one message with these fields, such as READY=1, and return whether it was sent. Logs the first failure.
+
+        STATUS may have several lines and any length: it is sent as one line of at most 2048 bytes.
+        """
+        try:
+            message = "\n".join(f"{name}={_one_line(str(value))}" for name, value in fields.items())
+            self._socket.sendto(message.encode(), self._address)
+        except OSError as error:
+            if not self._warned:
+                log.warning("NOTIFY_SOCKET = %r: a message to systemd could not be sent: %s", self._address, error)
+            self._warned = True
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the socket; nothing can be sent afterwards."""
+        self._socket.close()
+
+
+def _one_line(text: str) -> str:
+    line = "; ".join(text.splitlines())
+    return line.encode(errors="replace")[:_MAX_STATUS_BYTES].decode(errors="ignore")
 
 
 @dataclass(frozen=True)

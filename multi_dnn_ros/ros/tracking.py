@@ -9,7 +9,7 @@ from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Detections
-from multi_dnn_ros.vision.tracking.byte_track import ByteTracker, TrackerSettings
+from multi_dnn_ros.vision.tracking.byte_track import LOW_SCORE, ByteTracker, TrackerSettings
 
 
 def tracking_problems(config: NodeConfig, kinds: Mapping[str, Sequence[ResultKind]]) -> list[str]:
@@ -33,7 +33,7 @@ def decoder_threshold(settings: DnnConfig, threshold: float) -> float:
 
     A tracked DNN also returns the boxes that only continue tracks.
     """
-    return min(threshold, settings.track_low_score) if settings.track else threshold
+    return min(threshold, LOW_SCORE) if settings.track else threshold
 
 
 class Tracks:
@@ -79,4 +79,4 @@ class Tracks:
 
 
 def _settings(dnn: DnnConfig, threshold: float) -> TrackerSettings:
-    return TrackerSettings(threshold, dnn.track_low_score, dnn.track_max_lost_s, dnn.track_across_classes)
+    return TrackerSettings(threshold, max_lost_s=dnn.track_max_lost_s)

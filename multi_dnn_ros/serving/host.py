@@ -25,11 +25,12 @@ from multi_dnn_ros.serving.descriptions import (
     Progress,
 )
 from multi_dnn_ros.serving.engine_process import EngineProcess
+from multi_dnn_ros.serving.groups import SupervisionTimes
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.local_engine import InProcessEngine
 from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
 from multi_dnn_ros.serving.supervised_engine import Events, MakeEngine, Phase, SupervisedEngine
-from multi_dnn_ros.serving.supervisor import SupervisionTimes, Supervisor, TakenOver
+from multi_dnn_ros.serving.supervisor import Supervisor, TakenOver
 from multi_dnn_ros.serving.swap import Swap
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -134,9 +135,7 @@ class Host:
         if all(dnn.device == "auto" for dnn in config.dnns.values()):
             return {config.device: config}
         engine.send(messages.FindDevices(config, self._build))
-        (answer,) = self._wait_for(
-            {engine: messages.DevicesFound}, "choosing the devices", lambda _, step: progress(step)
-        )
+        answer = self._wait_for(messages.DevicesFound, "choosing the devices", progress)
         parts: dict[str, NodeConfig] = {}
         for device in dict.fromkeys(answer.devices.values()):
             dnns = {
@@ -153,65 +152,44 @@ class Host:
         engines: Sequence[SupervisedEngine],
         progress: Callable[[Progress], None],
     ) -> list[EngineDescription]:
-        """Configure an engine per device: different GPUs at the same time, then the devices of the CPU one after
-        another, because preparing DNNs for a GPU uses the cores. Returns their descriptions.
-        """
-        steps: dict[SupervisedEngine, Progress] = {}
+        """Configure the engine of each device, one after another, because configuring includes time measurements."""
         total = sum(len(part.dnns) for part in devices.values())
+        ready = 0
+        descriptions = []
+        for (device, part), engine in zip(devices.items(), engines, strict=True):
+            name = f"{device}: " if len(devices) > 1 else ""
 
-        def report(engine: SupervisedEngine, step: Progress) -> None:
-            steps[engine] = step
-            known = [it.left_s for it in steps.values() if it.left_s is not None]
-            left_s = max(known) if len(known) == len(devices) else None
-            text = f"{engine.device}: {step.text}" if len(devices) > 1 else step.text
-            ready = sum(it.ready for it in steps.values())
-            progress(replace(step, text=text, ready=ready, total=total, left_s=left_s))
+            def report(step: Progress, name: str = name, before: int = ready) -> None:
+                progress(replace(step, text=name + step.text, ready=before + step.ready, total=total))
 
-        pairs = list(zip(devices.values(), engines, strict=True))
-        waves = [[pair for pair in pairs if not pair[0].device.startswith("cpu")]]
-        waves += [[pair] for pair in pairs if pair[0].device.startswith("cpu")]
-        for device, engine in zip(devices, engines, strict=True):
-            engine.device = device
-        for wave in waves:
-            for part, engine in wave:
-                engine.dnns = tuple(part.dnns)
-                engine.send(messages.Configure(part, engine.dnns, self._build))
-            answers = self._wait_for({engine: messages.Configured for _, engine in wave}, "configuring", report)
-            for (_, engine), answer in zip(wave, answers, strict=True):
-                engine.description = answer.description
-                engine.enter(Phase.CONFIGURED, time.monotonic_ns())
-        return [engine.description for engine in engines if engine.description is not None]
+            engine.device, engine.dnns = device, tuple(part.dnns)
+            engine.send(messages.Configure(part, engine.dnns, self._build))
+            answer = self._wait_for(messages.Configured, "configuring", report, name)
+            engine.description = answer.description
+            engine.enter(Phase.CONFIGURED, time.monotonic_ns())
+            descriptions.append(answer.description)
+            ready += len(part.dnns)
+        return descriptions
 
-    def _wait_for(
-        self,
-        wanted: Mapping[SupervisedEngine, type],
-        activity: str,
-        progress: Callable[[SupervisedEngine, Progress], None],
-    ) -> list[Any]:
-        """Wait for a message of each of these engines. Raises ConfigureError if an engine refuses or ends."""
-        found: dict[SupervisedEngine, Any] = {}
-        while len(found) < len(wanted):
-            if self._cancelled.is_set():
-                raise Cancelled
+    def _wait_for(self, kind: type, activity: str, progress: Callable[[Progress], None], name: str = "") -> Any:
+        """Wait for a message of this kind. Raises ConfigureError if an engine refuses or ends. name: begins its
+        text.
+        """
+        while not self._cancelled.is_set():
             try:
-                engine, message = self._events.get(timeout=_POLL_S)
+                _, message = self._events.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            if engine is None:
-                continue
             if isinstance(message, messages.Progressed):
-                progress(engine, message.progress)
+                progress(message.progress)
             elif isinstance(message, messages.Refused):
-                text = f"{engine.device}: {message.text}" if len(wanted) > 1 else message.text
-                raise ConfigureError(text, expected=message.expected)
+                raise ConfigureError(name + message.text, expected=message.expected)
             elif isinstance(message, messages.Ended):
                 tail = f"\n{message.output_tail}" if message.output_tail else ""
                 raise ConfigureError(f"the engine process ended while {activity}: {message.cause}{tail}")
-            elif engine in wanted and isinstance(message, wanted[engine]):
-                found[engine] = message
-        if self._cancelled.is_set():
-            raise Cancelled
-        return [found[engine] for engine in wanted]
+            elif isinstance(message, kind):
+                return message
+        raise Cancelled
 
     def _discard(self, engines: Iterable[SupervisedEngine]) -> None:
         """End the engines of a configuration that was cancelled or failed, and free the memory."""

@@ -235,8 +235,8 @@ class Ledger:
             return entry.buffer if entry is not None and entry.readers.get(dnn) is engine else None
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing, engine: object = None) -> None:
-        """A result of a DNN, which waits until the earlier frames of the DNN on this camera are answered. Ignored if
-        the DNN has answered the frame. The engine does not use the buffer any more.
+        """A result of a DNN, which waits until other engines have answered its earlier frames of this camera. Ignored
+        if the DNN has answered the frame. The engine does not use the buffer any more.
         """
         with self._lock:
             entry = self._answer(number, dnn, engine)
@@ -369,11 +369,11 @@ class Ledger:
                 self._settled.notify_all()
 
     def _deliver(self, stream: _Stream) -> None:
-        """Call the callback for each result before which nothing is missing; one thread per stream at a time."""
+        """Call the callback for each result that need not wait; one thread per stream at a time."""
         while True:
             with self._lock:
-                number = next(iter(stream.open), None)
-                if stream.delivering or number is None or number not in stream.results:
+                number = min(stream.results, default=None)
+                if stream.delivering or number is None or self._waits(stream, number):
                     return
                 entry, result, engine = stream.results.pop(number)
                 del stream.open[number]
@@ -388,6 +388,16 @@ class Ledger:
             with self._lock:
                 stream.delivering = False
             self._release(number, entry)
+
+    def _waits(self, stream: _Stream, number: int) -> bool:
+        """Whether another engine may still answer an earlier frame. The answers of one engine are in order."""
+        _, result, engine = stream.results[number]
+        for earlier in stream.open:
+            if earlier >= number:
+                break
+            if earlier not in stream.results and self._frames[earlier].readers.get(result.dnn) is not engine:
+                return True
+        return False
 
     def _count_result(self, stream: _Stream, result: Result, engine: object) -> None:
         now_ns = self._clock()

@@ -13,13 +13,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import Build, Changes, EngineStatus, Level
+from multi_dnn_ros.serving.groups import Group, Loss, Standby, SupervisionTimes, group_status
 from multi_dnn_ros.serving.hang_detector import HangDetector
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.supervised_engine import Phase, SupervisedEngine
@@ -30,7 +31,7 @@ from multi_dnn_ros.settings.section import runtime_fields
 
 log = logging.getLogger(__name__)
 
-#: Pause before the next standby after one was lost or did not fit into memory.
+#: Pause before the next standby after one was lost while it was prepared; it may not fit into memory.
 _STANDBY_PAUSE_NS = 60_000_000_000
 #: Share of the stop timeout in which an engine finishes its frames; in the remaining time the last results arrive.
 _STOP_SHARE = 0.9
@@ -43,67 +44,6 @@ class TakenOver:
 
     dnn: str
     gap_ms: float | None
-
-
-@dataclass(frozen=True)
-class SupervisionTimes:
-    """Times of supervision, seconds.
-
-    fault_window_s: the parameter of that name. restart_s: pause before a group gets a new engine, by the number of
-    earlier losses without fault_window_s of service in between; the last value applies to all further losses.
-    retry_s: likewise, pause before a disabled DNN is tried again.
-    """
-
-    fault_window_s: float = 60.0
-    restart_s: tuple[float, ...] = (0.0, 1.0, 5.0, 30.0, 60.0)
-    retry_s: tuple[float, ...] = (10.0, 60.0, 600.0)
-
-
-@dataclass
-class Loss:
-    """A group lost its engine. gap_ms: time without a result; None: there is no result of another engine yet."""
-
-    cause: str
-    at_ns: int
-    gap_ms: float | None = None
-
-
-@dataclass
-class Group:
-    """DNNs that one engine serves.
-
-    own: one DNN after the second loss of the engine that it shared. replacement: the engine that is being prepared for
-    the group. losses: times of the losses within the last fault_window_s. pauses, retries: number of pauses since the
-    group last served for fault_window_s. disabled: why its DNN is disabled until an engine serves it; None: it is not.
-    """
-
-    device: str
-    dnns: tuple[str, ...]
-    own: bool = False
-    engine: SupervisedEngine | None = None
-    replacement: SupervisedEngine | None = None
-    next_attempt_ns: int = 0
-    losses: list[int] = field(default_factory=list)
-    pauses: int = 0
-    retries: int = 0
-    disabled: str | None = None
-    served_since_ns: int | None = None
-    restarts: int = 0
-    loss: Loss | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for a DNN with its own."""
-        return f"engine {self.device}" + (f" {self.dnns[0]}" if self.own else "")
-
-
-@dataclass
-class Standby:
-    """The engine that is prepared to replace a lost one. reason: why there is none."""
-
-    engine: SupervisedEngine | None = None
-    next_attempt_ns: int = 0
-    reason: str = ""
 
 
 class Supervisor:
@@ -194,7 +134,7 @@ class Supervisor:
             if self.swap is not None:
                 self.swap.cancel("the settings have changed again")
             configs = {device: _with(_with(it, self._runtime), changes) for device, it in self._configs.items()}
-            self.swap = swap = Swap(self, configs, notify)
+            self.swap = swap = Swap(self.lock, self.kill, self.adopt, configs, notify)
             for group in self._groups:
                 if not changes.keys().isdisjoint(group.dnns):
                     standby = self._standbys[group.device]
@@ -258,11 +198,18 @@ class Supervisor:
             return DropReason.ENGINE_LOST, f"no engine process serves the DNN at this moment{cause}"
 
     def statuses(self) -> list[EngineStatus]:
-        """One status for each group: ERROR while no engine serves it or its DNN is disabled; WARN for fault_window_s
-        after a loss, for a DNN with an engine of its own, or while the standby is missing.
-        """
+        """One status for each group, see :func:`group_status`; WARN also while the standby is missing."""
         with self.lock:
-            return [self._status(group) for group in self._groups]
+            now_ns, found = self._clock(), []
+            for group in self._groups:
+                standby = self._standbys[group.device]
+                text = standby.text(self._standby_mode, self._standby_phase(group.device))
+                window_s, active = self._times.fault_window_s, self._ledger is not None
+                status = group_status(group, text, window_s, now_ns, active=active)
+                if status.level is Level.OK and standby.engine is None and standby.reason:
+                    status = replace(status, level=Level.WARN, text=f"{status.text}; standby: {text}")
+                found.append(status)
+            return found
 
     def memory(self) -> dict[str, int]:
         """Sum over all engines, bytes by name."""
@@ -356,6 +303,7 @@ class Supervisor:
         if engine.phase is Phase.KILLED:
             return
         standby = self._standbys[engine.device]
+        was_ready = engine.phase in (Phase.READY, Phase.CONFIGURED)
         computing = ", ".join(engine.state.running_jobs())
         self.routes = {dnn: it for dnn, it in self.routes.items() if it is not engine}
         self.kill(engine, cause)
@@ -363,7 +311,7 @@ class Supervisor:
             self.swap.engine_lost(engine, cause if refused else f"the new engine process was lost: {cause}")
         if standby.engine is engine:
             standby.engine, standby.reason = None, cause
-            standby.next_attempt_ns = self._clock() + (_STANDBY_PAUSE_NS if refused else 0)
+            standby.next_attempt_ns = self._clock() + (0 if was_ready else _STANDBY_PAUSE_NS)
             log.warning("engine %s: the standby was lost: %s", engine.device, cause)
         for group in [group for group in self._groups if engine in (group.engine, group.replacement)]:
             what = f"{group.name} was lost" + (f" while computing {computing}" if computing else "")
@@ -466,7 +414,10 @@ class Supervisor:
         if standby.engine is None and not busy and self._clock() >= standby.next_attempt_ns:
             standby.engine = self._new_engine(device)
             standby.next_attempt_ns = self._clock() + _STANDBY_PAUSE_NS if standby.engine is None else 0
-        if standby.engine is not None and self._standby_mode == "hot" and len(groups) == 1:
+        if standby.engine is not None and standby.engine.dnns and len(groups) > 1:
+            self.kill(standby.engine, "its DNNs have an engine process each")
+            standby.engine = None
+        elif standby.engine is not None and self._standby_mode == "hot" and len(groups) == 1:
             self._configure(standby.engine, groups[0].dnns, in_background=True)
         if standby.engine is not None and standby.engine.phase is self._standby_phase(device):
             standby.reason = ""
@@ -552,58 +503,10 @@ class Supervisor:
             return ""
         return f"hung: it did not finish its frames within {limit_s:g} s (parameter stop_timeout_s)"
 
-    # -- status
-
     def _standby_phase(self, device: str) -> Phase:
+        """The phase in which the standby of a device can take over."""
         groups = [group for group in self._groups if group.device == device]
         return Phase.CONFIGURED if self._standby_mode == "hot" and len(groups) == 1 else Phase.READY
-
-    def _standby_text(self, device: str) -> str:
-        standby = self._standbys[device]
-        if self._standby_mode == "none":
-            return "none (parameter standby)"
-        if standby.engine is None:
-            return "none at this moment" + (f": {standby.reason}" if standby.reason else "")
-        is_ready = standby.engine.phase is self._standby_phase(device)
-        return f"{self._standby_mode}, {'ready' if is_ready else 'being prepared'}"
-
-    def _status(self, group: Group) -> EngineStatus:
-        now_ns, engine, loss = self._clock(), group.engine, group.loss
-        values: dict[str, object] = {
-            "DNNs": ", ".join(group.dnns),
-            "pid": engine.pid if engine is not None else "none",
-            "uptime (s)": f"{(now_ns - engine.started_ns) / 1e9:.1f}" if engine is not None else "0.0",
-            "restarts": group.restarts,
-            **(engine.memory if engine is not None else {}),
-        }
-        if loss is not None:
-            values["last loss"] = loss.cause
-            values["last loss (s ago)"] = f"{(now_ns - loss.at_ns) / 1e9:.1f}"
-            values["gap (ms)"] = "ongoing" if loss.gap_ms is None else f"{loss.gap_ms:.0f}"
-        values["standby"] = self._standby_text(group.device)
-        level, text = self._level_and_text(group, now_ns)
-        return EngineStatus(group.name, level, text, values)
-
-    def _level_and_text(self, group: Group, now_ns: int) -> tuple[Level, str]:
-        loss = group.loss
-        if group.disabled is not None:
-            return Level.ERROR, group.disabled
-        if group.engine is None:
-            cause = f": {loss.cause}" if loss is not None else ""
-            wait_s = (group.next_attempt_ns - now_ns) / 1e9 if group.replacement is None else 0.0
-            step = f"next attempt in {wait_s:.0f} s" if wait_s > 0 else "preparing a process"
-            return Level.ERROR, f"no process serves {', '.join(group.dnns)}{cause}; {step}"
-        if group.own:
-            shared = group.engine.dnns != group.dnns
-            return Level.WARN, f"{'will have' if shared else 'has'} a process of its own after two losses"
-        if loss is not None and loss.gap_ms is None and self._ledger is not None:
-            return Level.WARN, f"replaced, no result yet: {loss.cause}"
-        ago_s = (now_ns - loss.at_ns) / 1e9 if loss is not None else float("inf")
-        if loss is not None and ago_s < self._times.fault_window_s:
-            return Level.WARN, f"lost {ago_s:.0f} s ago and replaced: {loss.cause}"
-        if self._standbys[group.device].reason and self._standbys[group.device].engine is None:
-            return Level.WARN, f"serving; standby: {self._standby_text(group.device)}"
-        return Level.OK, "serving" if self._ledger is not None else "ready"
 
 
 def _pause_ns(pauses_s: Collection[float], earlier: int) -> int:

@@ -6,17 +6,15 @@ swap, and they take over between two frames.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from multi_dnn_ros.serving.descriptions import DnnDescription, Progress
+from multi_dnn_ros.serving.groups import Group
 from multi_dnn_ros.serving.supervised_engine import Phase, SupervisedEngine
 from multi_dnn_ros.settings.schema import NodeConfig
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.serving.supervisor import Group, Supervisor
 
 
 class SwapPhase(Enum):
@@ -42,18 +40,25 @@ class SwapState:
 class Swap:
     """:meth:`state`, :meth:`commit` and :meth:`cancel` may be called in any thread; the supervisor calls the others.
 
-    configs: by device, the new settings. notify: called in any thread when the state may have changed; must neither
-    block nor use the swap. engines: each group, its DNNs when the swap began, and the engine prepared for it.
-    gaps_ms: after the commit, by DNN: time between its last result with the previous settings and the first one with
-    the new ones.
+    lock: of the supervisor, whose methods kill and adopt are. configs: by device, the new settings. notify: called in
+    any thread when the state may have changed; must neither block nor use the swap. engines: each group, its DNNs when
+    the swap began, and the engine prepared for it. gaps_ms: after the commit, by DNN: time between its last result
+    with the previous settings and the first one with the new ones.
     """
 
-    def __init__(self, supervisor: Supervisor, configs: Mapping[str, NodeConfig], notify: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        lock: threading.RLock,
+        kill: Callable[[SupervisedEngine, str], None],
+        adopt: Callable[[Swap], None],
+        configs: Mapping[str, NodeConfig],
+        notify: Callable[[], None],
+    ) -> None:
         self.configs = configs
         self.engines: list[tuple[Group, tuple[str, ...], SupervisedEngine]] = []
         self.gaps_ms: dict[str, float] = {}
         self.is_under_way = True
-        self._supervisor = supervisor
+        self._lock, self._kill, self._adopt = lock, kill, adopt
         self._notify = notify
         self._notified = (False, "")
         self._failure = ""
@@ -62,7 +67,7 @@ class Swap:
 
     def state(self) -> SwapState:
         """The current state; meaningless after :meth:`commit` or :meth:`cancel`."""
-        with self._supervisor.lock:
+        with self._lock:
             if self._failure:
                 return SwapState(SwapPhase.FAILED, self._failure)
             if not self._is_prepared():
@@ -73,24 +78,24 @@ class Swap:
 
     def commit(self) -> bool:
         """Let the new settings take over between two frames. False: they are not, or no longer, prepared."""
-        with self._supervisor.lock:
+        with self._lock:
             if not self._is_prepared():
                 return False
             self.is_under_way = False
             self._committed = frozenset(dnn for _, dnns, _ in self.engines for dnn in dnns)
-            self._supervisor.adopt(self)
+            self._adopt(self)
             return True
 
     def cancel(self, cause: str) -> None:
         """End the preparation; no effect after the commit."""
-        with self._supervisor.lock:
+        with self._lock:
             if not self.is_under_way:
                 return
             self.is_under_way = False
             self._failure = self._failure or cause
             for _, _, engine in self.engines:
                 if engine.phase is not Phase.KILLED:
-                    self._supervisor.kill(engine, cause)
+                    self._kill(engine, cause)
 
     # -- called by the supervisor
 

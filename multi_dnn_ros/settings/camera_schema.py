@@ -68,14 +68,6 @@ class CameraConfig(Section):
         "whether the DNNs fit the device at these rates. The rate of arrival is compared with it. 0: unknown; the fit "
         "is not measured, and lost images are noticed only if the middleware reports them.",
     )
-    max_loss: float = Field(
-        0.2,
-        ge=0.0,
-        le=1.0,
-        description="Maximum share of images of the last 10 s that may be missing, compared with rate_hz or by reports "
-        "of the middleware. Above it, "
-        "the status of the camera in /diagnostics is WARN.",
-    )
 
     # Results on the ground, in metres (docs/results.md)
     info_topic: str = Field(

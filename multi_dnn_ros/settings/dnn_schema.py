@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
-from multi_dnn_ros.settings.image_parts import CROP_RULE, TILES, TILES_RULE, checked_crop
+from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
 from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.section import FIXED, FOLDER, RUNTIME, Name, Section, file_with
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the names are read at run time, most of them from the regis
     PrecisionName = str
 else:
     DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
-    BackendName = Literal[("auto", "measured", *extensions.names(extensions.BACKENDS))]
+    BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
     PrecisionName = Literal[PRECISIONS]
 
 #: Syntax of an execution provider; :func:`multi_dnn_ros.backends.onnx_providers.parse` reads all of them.
@@ -144,11 +144,8 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: the backend that an earlier measurement on this machine, by `multi-dnn "
-        "build` or with backend measured, found to be the fastest for the DNN (docs/devices.md); if there was none, "
-        "cuda_graph on a GPU, and on a CPU onnxruntime, or torchscript with precision bf16 and for DNNs that cannot be "
-        "exported. "
-        "measured: the same choice, measured when the DNN is first configured. inductor compiles the jobs with "
+        description="How the jobs run. auto: cuda_graph on a GPU, and on a CPU onnxruntime, or torchscript with "
+        "precision bf16 and for DNNs that cannot be exported. inductor compiles the jobs with "
         "TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
         "~/.cache/multi_dnn_ros/inductor.",
     )
@@ -250,32 +247,11 @@ class DnnConfig(Section):
         "only on a GPU with backend cuda_graph or inductor. 0: 1, 2, 4 and 8 are measured while configuring, and the "
         "fastest number is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
     )
-    merge_siblings: Literal["never", "measured", "always"] = Field(
-        "never",
-        description="Whether convolutions or linear layers of the DNN that read the same tensor with the same geometry "
-        "are merged into one. never: they stay separate. measured: compared while configuring, and merged if that "
-        "makes the DNN at least 2 % faster; the choice is cached in ~/.cache/multi_dnn_ros/siblings. always: merged "
-        "without comparing the times. Results are compared with those of the separate operations.",
-    )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,
         description="Part of the image that the DNN processes: x, y, width and height, as fractions of the image if "
         "all are at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
         json_schema_extra={"allowed": CROP_RULE},
-    )
-    tiles: str = Field(
-        "1x1",
-        pattern=TILES,
-        description="Columns and rows of overlapping tiles into which the image, or its crop, is divided. The tiles "
-        "form one batch of the network; detections and masks of all tiles are merged.",
-        json_schema_extra={"allowed": TILES_RULE},
-    )
-    tile_overlap: float = Field(
-        0.1,
-        ge=0.02,
-        le=0.5,
-        description="Fraction of a tile that overlaps its neighbour. Two boxes of neighbouring tiles are merged if "
-        "they agree in the overlap (docs/results.md).",
     )
     outputs: dict[Name, OutputConfig] = Field(
         default_factory=dict,
@@ -323,19 +299,6 @@ class DnnConfig(Section):
         False,
         description="Whether to track the boxes of each camera: the same object has the same `id` in all frames "
         "(ByteTrack, docs/results.md).",
-        json_schema_extra=FIXED,
-    )
-    track_across_classes: bool = Field(
-        False,
-        description="If track is true: whether an object may change its class without losing its identity.",
-        json_schema_extra=FIXED,
-    )
-    track_low_score: float = Field(
-        0.1,
-        ge=0.01,
-        le=1.0,
-        description="If track is true: boxes with a score between this and score_threshold are published if they "
-        "continue a track.",
         json_schema_extra=FIXED,
     )
     track_max_lost_s: float = Field(

@@ -1,4 +1,4 @@
-"""The parameters `crop` and `tiles`: which part of the image a DNN sees."""
+"""The parameter `crop`: which part of the image a DNN sees."""
 
 from __future__ import annotations
 
@@ -26,14 +26,3 @@ def checked_crop(values: list[float]) -> list[float]:
     elif any(not value.is_integer() for value in values):
         raise ValueError("neither fractions nor whole pixels")
     return values
-
-
-#: Regular expression and allowed values of `tiles`.
-TILES = r"^[1-8]x[1-8]$"
-TILES_RULE = "<columns>x<rows>, such as 2x1, each 1 to 8"
-
-
-def tile_counts(tiles: str) -> tuple[int, int]:
-    """(columns, rows) of a value that matches TILES."""
-    columns, rows = tiles.split("x")
-    return int(columns), int(rows)

@@ -45,7 +45,7 @@ def open_images(name: str, labels: tuple[str, ...], scenes: int) -> Data:
 def score_dnn(dnn: Dnn, data: Data, rows: Rows, device: torch.device) -> dict[str, dict[str, float] | str]:
     """Scores of each result by its name on `rows` of `data`, or the reason why there are none.
 
-    The network runs once per image, in float32, with the crop, the tiles and the thresholds of the configuration,
+    The network runs once per image, in float32, with the crop and the thresholds of the configuration,
     except that detectors report everything with a score of at least 0.01, as average precision requires. True boxes of
     classes that parameter `keep` leaves out do not count. Raises OutputError, which names the image, if the network or
     a decoder fails.

@@ -21,7 +21,7 @@ _STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), 
 def lane_loss(dnn: Dnn, source: Source) -> Loss:
     """The loss for decoder `lane`, with the classes that it treats as lanes."""
     decoder: Any = dnn.decoder
-    return LaneLoss(lane_classes=decoder.lane_classes)
+    return LaneLoss(lane_classes=decoder.chosen_classes)
 
 
 def torchvision_loss(dnn: Dnn, source: Source) -> Loss:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,12 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.parent_process import die_with_parent
 from multi_dnn_ros.training.checkpoint import TrainingError
 
 #: Maximum wait for rank 0, which alone computes scores.
 _TIMEOUT = timedelta(minutes=30)
-#: Interval at which a process checks that torchrun still runs, seconds.
-_WATCH_S = 0.5
 #: Texts of PyTorch's errors when another process of the group has ended.
 PROCESS_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
@@ -44,7 +41,9 @@ def process_group(device: str) -> Iterator[torch.device]:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
-    _end_with_agent()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # Otherwise this process would continue alongside the one that a new torchrun starts, and keep its GPU.
+        die_with_parent(os.getppid())
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
         yield chosen
@@ -57,23 +56,6 @@ def process_group(device: str) -> Iterator[torch.device]:
         raise
     finally:
         dist.destroy_process_group()
-
-
-def _end_with_agent() -> None:
-    """End this process when torchrun, which started it, is killed.
-
-    Otherwise it would continue alongside the process that a new torchrun starts, and keep its GPU.
-    """
-    agent = os.getppid()
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-
-    def watch() -> None:
-        while os.getppid() == agent:
-            time.sleep(_WATCH_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="torchrun watch", daemon=True).start()
 
 
 def rank() -> int:

@@ -67,7 +67,11 @@ def class_rows(folder: Path, framing: Preprocess, labels: Sequence[str]) -> Rows
     files = [(path, number) for place, number in present for path in image_files(place)]
     if not files:
         raise DatasetError(f"{folder}: no images; expected <class>/<image> ({', '.join(IMAGE_SUFFIXES)}) in it")
-    return FileRows(files, framing, lambda _, image, label: Sample(image, label=label))
+    return FileRows(files, framing, _with_label)
+
+
+def _with_label(path: Path, image: npt.NDArray[np.uint8], label: int) -> Sample:
+    return Sample(image, label=label)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from tqdm import tqdm
 from multi_dnn_ros import __version__
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.finite_weights import non_finite_tensor
-from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
@@ -73,16 +72,6 @@ class Schedule:
     clip: float = 10.0
     seed: int = 0
     mix: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or not 0 < self.lr < math.inf:
-            raise ValueError(f"epochs = {self.epochs}, lr = {self.lr}: must be positive")
-        if self.optimizer not in ("adamw", "sgd"):
-            raise ValueError(f"optimizer = {self.optimizer!r}: not one of adamw, sgd")
-        if self.precision not in TRAINING_PRECISIONS:
-            raise ValueError(f"precision = {self.precision!r}: not one of {', '.join(TRAINING_PRECISIONS)}")
-        if not 0.0 <= self.mix <= 1.0:
-            raise ValueError(f"mix = {self.mix}: must be 0 to 1")
 
 
 @dataclass

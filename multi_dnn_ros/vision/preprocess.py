@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
+from multi_dnn_ros.vision.view import View
+
 ResizeMode = Literal["stretch", "letterbox"]
 
 
@@ -130,3 +132,16 @@ class Preprocess:
             constants = (1.0 / (255.0 * std), -mean / std, (pad - mean) / std)
             self._constants[device] = (constants[0].to(device), constants[1].to(device), constants[2].to(device))
         return self._constants[device]
+
+
+class WindowPreprocess:
+    """(H, W, 3) uint8 RGB image on any device -> the network's input, made from the part of the image that it sees."""
+
+    def __init__(self, preprocess: Preprocess, view: View) -> None:
+        self._preprocess = preprocess
+        self._view = view
+
+    def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor]:
+        """Raises ValueError if the window is not inside the image."""
+        window = self._view.window((image.shape[0], image.shape[1]))
+        return self._preprocess(image[window.top : window.bottom, window.left : window.right])

@@ -82,8 +82,6 @@ class ResultKind:
     parameter `crop`; None: the parameter is refused.
     agreement: (result, result of another DNN for the same image) -> how far they agree, for parameter `check_images`;
     None: they cannot be compared.
-    merge: (results of tiles in pixels of the image, windows of the tiles, iou_threshold, max_detections) -> one result,
-    for DNNs with parameter `tiles`; None: the parameter is refused.
     score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
     ground_topics: topics with results on the ground, in metres; a running node publishes them.
     """
@@ -98,7 +96,6 @@ class ResultKind:
     score: Callable[[Iterable[tuple[Any, Any]], Sequence[str]], Mapping[str, float]] | str | None = None
     place: Callable[[Any, Window, tuple[int, int]], Any] | None = None
     agreement: Callable[[Any, Any], Agreement] | None = None
-    merge: Callable[[Sequence[Any], Sequence[Window], float, int], Any] | None = None
     ground_topics: tuple[GroundTopic, ...] = ()
 
     @property

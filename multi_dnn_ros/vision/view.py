@@ -1,8 +1,7 @@
-"""The part of the image that a DNN sees: a window, as one input or as a grid of tiles. Does not import PyTorch."""
+"""The part of the image that a DNN sees: all of it or a window. Does not import PyTorch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,36 +34,27 @@ class View:
     """What a DNN sees of an image.
 
     crop: x, y, width and height of the window, as fractions of the image (all at most 1) or in pixels; None: the whole
-    image. columns, rows: number of tiles of the window. overlap: share of a tile that its neighbour also shows.
-    where: names the parameter in messages.
+    image. where: names the parameter in messages.
     """
 
     crop: tuple[float, float, float, float] | None = None
-    columns: int = 1
-    rows: int = 1
-    overlap: float = 0.0
     where: str = "crop"
 
     @property
     def is_whole(self) -> bool:
-        """Whether the DNN sees the whole image as one input."""
-        return self.crop is None and self.tiles == 1
+        """Whether the DNN sees the whole image."""
+        return self.crop is None
 
     @property
     def key(self) -> Hashable:
-        """Equal for two views with the same windows; `where`, and the overlap of a single tile, do not matter."""
-        return self.crop, self.columns, self.rows, self.overlap if self.tiles > 1 else 0.0
-
-    @property
-    def tiles(self) -> int:
-        """Number of inputs of the network per image."""
-        return self.columns * self.rows
+        """Equal for two views with the same window; `where` does not matter."""
+        return self.crop
 
     @property
     def min_size(self) -> tuple[int, int]:
-        """(H, W) of the smallest image that contains the window and has a pixel for every tile."""
+        """(H, W) of the smallest image that contains the window."""
         if self.crop is None or _are_fractions(self.crop):
-            return self.rows, self.columns
+            return 1, 1
         x, y, width, height = (round(value) for value in self.crop)
         return y + height, x + width
 
@@ -94,17 +84,8 @@ class View:
             )
         return found
 
-    def windows(self, size: tuple[int, int]) -> tuple[Window, ...]:
-        """The tiles of an image of (H, W), all of one size: row by row, left to right. Raises as :meth:`window`."""
-        whole = self.window(size)
-        if self.tiles == 1:
-            return (whole,)
-        lefts, width = _starts(whole.width, self.columns, self.overlap)
-        tops, height = _starts(whole.height, self.rows, self.overlap)
-        return tuple(Window(whole.left + left, whole.top + top, width, height) for top in tops for left in lefts)
 
-
-#: The whole image, as one input.
+#: The whole image.
 WHOLE = View()
 
 
@@ -116,9 +97,3 @@ def _span(begin: float, extent: float, length: int) -> tuple[int, int]:
     """First pixel and number of pixels of a part of an axis. begin, extent: fractions of the axis."""
     first = min(round(begin * length), length - 1)
     return first, max(min(round((begin + extent) * length), length) - first, 1)
-
-
-def _starts(length: int, count: int, overlap: float) -> tuple[list[int], int]:
-    """First pixels and common length of `count` parts that cover an axis of `length` pixels."""
-    part = min(math.ceil(length / (count - (count - 1) * overlap)), length)
-    return [round(number * (length - part) / max(count - 1, 1)) for number in range(count)], part

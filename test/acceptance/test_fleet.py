@@ -106,7 +106,7 @@ def test_a_killed_process_is_replaced_and_a_failing_job_is_reported(images: Path
         {"name": "bad", "steps": 10, "data": "classes:missing"},
     )  # fmt: skip
     checkpoints = [tmp_path / "jobs.fleet" / name / "checkpoint.pt" for name in ("long", "short")]
-    with fleet(jobs, "--output", "out.json", "--plot", "plot.png") as command:
+    with fleet(jobs, "--output", "out.json") as command:
         command.wait_until(lambda: all(path.exists() for path in checkpoints))
         command.training_processes()[0].send_signal(signal.SIGKILL)
         code, text = command.process.wait(LIMIT_S), command.text
@@ -121,7 +121,7 @@ def test_a_killed_process_is_replaced_and_a_failing_job_is_reported(images: Path
         assert (tmp_path / "jobs.fleet" / name / f"{name}.safetensors").is_file()
         assert 0.0 <= policy["jobs"][name]["scores"]["top1"] <= 1.0
         assert policy["jobs"][name]["slow_down"] > 0.0
-    assert cv2.imread(str(tmp_path / "plot.png")) is not None
+    assert cv2.imread(str(tmp_path / "out.png")) is not None
 
 
 def test_an_interrupted_run_continues(images: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_an_interrupted_run_continues(images: Path, tmp_path: Path) -> None:
 
 def test_policies_are_compared(images: Path, tmp_path: Path) -> None:
     jobs = write_jobs(tmp_path / "jobs.yaml", images, *({"name": name, "steps": 20} for name in "ab"))
-    options = ("--compare", "--output", "out.json", "--plot", "plot.png")
+    options = ("--compare", "--output", "out.json")
     code, text = exit_code(jobs, *options)
     assert code == 0, text
     policies = json.loads((tmp_path / "out.json").read_text())["policies"]

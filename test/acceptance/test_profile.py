@@ -62,9 +62,12 @@ def test_from_layer_times_under_load_to_whether_a_dnn_fits(tmp_path: Path) -> No
     """No command refuses what an earlier one has written."""
     models = [detector(tmp_path / f"small{channels}.pt2", channels) for channels in (4, 8)]
     table, learnt = tmp_path / "samples.csv", tmp_path / "learnt"
-    succeed("contention", *models, "--output", table, *CPU, "--repeats", "3", "--levels", "0,1", "--loads", "memory")
-    assert {(row["load_kind"], row["load_level"]) for row in rows_of(table)} == {("none", "0"), ("memory", "1")}
-    assert len(rows_of(table)) == 2 * 3 * 2
+    succeed("contention", *models, "--output", table, *CPU, "--repeats", "3", "--levels", "0,1")
+    assert {(row["load_kind"], row["load_level"]) for row in rows_of(table)} == {
+        ("none", "0"),
+        *((kind, "1") for kind in ("compute", "memory", "dnn")),
+    }
+    assert len(rows_of(table)) == 2 * 3 * 4
     printed = succeed("learn", table, "--output", learnt)
     assert "| networks, under load" in printed
     errors = json.loads((learnt / "learnt.json").read_text())["median_absolute_errors"]

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -23,7 +22,6 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import Child, loopback_environment
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
-from multi_dnn_ros.replay.storage_files import BagError
 from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles, save_picture
 
 HEAD = "/**:\n  ros__parameters:\n"
@@ -163,26 +161,6 @@ def noise_bag(path: Path, count: int, storage: str = "mcap") -> None:
             writer.write("/front/image_raw", index, noise_image())
 
 
-@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
-def test_a_full_disk_names_the_recording_and_leaves_nothing(tmp_path: Path, storage: str) -> None:
-    with small_disk(LIMIT_BYTES), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}: "):
-        noise_bag(tmp_path / "bag", 40, storage)
-    assert list(tmp_path.iterdir()) == []
-    noise_bag(tmp_path / "bag", 2, storage)  # it works with enough space
-    with BagReader(tmp_path / "bag") as bag:
-        assert len(list(bag.messages())) == 2
-
-
-def test_a_full_disk_while_the_summary_is_written(tmp_path: Path) -> None:
-    def write() -> None:
-        with BagWriter(tmp_path / "bag") as writer:
-            writer.add_file("summary.json", "x" * (LIMIT_BYTES + 1))
-
-    with small_disk(LIMIT_BYTES), pytest.raises(BagError, match=rf"cannot write {tmp_path / 'bag'}: .*File too"):
-        write()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """OpenCV's writer itself reports no error."""
 
@@ -218,22 +196,6 @@ def test_a_full_disk_leaves_no_broken_image(tmp_path: Path) -> None:
         save_picture(tmp_path / "found.png", picture)
     assert cv2.imread(str(tmp_path / "found.png")).shape == (48, 64, 3)  # still the former picture
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.png"]
-
-
-def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    noise_bag(tmp_path / "in", 8)
-    (tmp_path / "one.yaml").write_text(
-        HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
-    )
-    with small_disk(LIMIT_BYTES):
-        assert main(["replay", "in", "out", "--with-input", "--params-file", "one.yaml"]) == 1
-    error = capsys.readouterr().err
-    assert error.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"
-    assert "Traceback" not in error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.yaml"]
 
 
 @pytest.fixture
@@ -275,36 +237,6 @@ def test_a_replay_whose_dnn_cannot_be_prepared_leaves_no_overlay(
     assert "none.onnx" in capsys.readouterr().err
     assert not (drive / overlay).exists()
     assert main(command) == 0
-
-
-@pytest.fixture
-def usual_handlers() -> Iterator[None]:
-    """The handlers of a new process, whatever other tests have left."""
-    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in before.items():
-        if handler is not None:  # not one that was set in C
-            signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.usefixtures("usual_handlers")
-def test_a_replay_that_is_told_to_end_leaves_nothing(
-    drive: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def write(writer: BagWriter, topic: str, stamp_ns: int, data: bytes) -> None:
-        before(writer, topic, stamp_ns, data)
-        if stamp_ns == 4:  # the video has been started
-            signal.raise_signal(number)
-
-    before = BagWriter.write
-    monkeypatch.setattr(BagWriter, "write", write)
-    handler = signal.getsignal(number)
-    assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", "seen.mp4"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "multi-dnn replay: interrupted"
-    assert sorted(path.name for path in drive.iterdir()) == ["in", "one.yaml"]
-    assert signal.getsignal(number) == handler
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,6 @@ def test_each_result_is_scored_with_its_own_kind(
     [
         ({"crop": [0.5, 0.5, 0.5, 0.5]}, (192, 256), (224, 160, 16, 16)),
         ({"crop": [128, 96, 128, 96]}, (192, 256), (224, 160, 16, 16)),
-        ({"tiles": "2x1", "tile_overlap": 0.02}, (96, 256), (224, 64, 16, 16)),
     ],
 )
 def test_boxes_are_those_of_the_whole_image(
@@ -89,16 +88,6 @@ def test_boxes_are_those_of_the_whole_image(
     data = coco(tmp_path / "data", size, box)
     found = scored(tmp_path, parameters(tmp_path, boxes_only(tmp_path), **part), data)
     assert found["road"]["scores"]["map50"] == pytest.approx(1.0)
-
-
-def test_tiles_that_the_node_refuses_are_refused(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = coco(tmp_path / "data", (96, 256), (224, 64, 16, 16))
-    params = parameters(tmp_path, model, tiles="2x1", **OUTPUTS)
-    assert main(["evaluate", "--params-file", str(params), "--data", data, "--device", "cpu"]) == 1
-    assert "parameter dnn.road.tiles is '2x1', but" in (error := capsys.readouterr().err)
-    assert "takes one image at a time" in error
 
 
 def boxes_only(folder: Path) -> Path:
@@ -141,11 +130,10 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
         ([], "expected MODEL, or --params-file"),
         (["--dnn", "road"], "--dnn names a DNN of --params-file, which is missing"),
         (["builtin:lane", "--params-file", "FILE"], "MODEL and --params-file both name a model"),
-        (["--params-file", "FILE", "--served"], "--served is for MODEL; it cannot be used with --params-file"),
-        (["--params-file", "FILE", "--num-classes", "3"], "with --params-file, set parameter num_classes there"),
-        (["--params-file", "FILE", "--size", "64x48"], "set parameters input_width and input_height there"),
+        (["--params-file", "FILE", "--served"], "--served is for MODEL"),
+        (["--params-file", "FILE", "--num-classes", "3"], "--num-classes is for MODEL"),
+        (["--params-file", "FILE", "--size", "64x48"], "--size is for MODEL"),
         (["--params-file", "FILE", "--sms", "8"], "--sms is for MODEL"),
-        (["--params-file", "FILE", "--instances", "2"], "--instances is for MODEL"),
         (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
         (["--params-file", "none.yaml"], "--params-file is none.yaml: no such file"),
         (["--params-file", "FILE", "--data", "cifar10:x"], "kind 'cifar10' has no images of a camera"),

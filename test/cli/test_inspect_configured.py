@@ -84,18 +84,12 @@ def test_a_crop_gives_results_in_the_whole_image(tmp_path: Path, capsys: pytest.
     assert corners[:, 2:].max(axis=0) == pytest.approx([112, 80], abs=1)
 
 
-def test_tiles_that_the_node_refuses_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--params-file", str(parameters(tmp_path, tiles="2x1", **OUTPUTS))]) == 1
-    assert "parameter dnn.road.tiles is '2x1', but" in (error := capsys.readouterr().err)
-    assert "takes one image at a time" in error
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--dnn", "far"], "--dnn is 'far'; the parameter file has: road"),
         (["net.onnx"], "MODEL and --params-file both name a model; give only one of them"),
-        (["--labels", "a"], "--labels is for MODEL; with --params-file, set parameter labels there"),
+        (["--labels", "a"], "--labels is for MODEL"),
     ],
 )
 def test_wrong_arguments_are_named(

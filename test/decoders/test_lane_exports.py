@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.lane import LaneDecoder
+from multi_dnn_ros.decoders.lane_map import LaneDecoder, TwinLiteNetDecoder
 from multi_dnn_ros.decoders.layout import Layout
 from multi_dnn_ros.decoders.recognition import recognize
-from multi_dnn_ros.decoders.twinlitenet import TwinLiteNetDecoder
 from multi_dnn_ros.decoders.ufld import UfldDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import OutputError
@@ -107,7 +106,7 @@ def test_twinlitenet_gives_the_lines_of_its_second_map() -> None:
     parts = decoder.in_two_parts()
     assert parts is not None
     np.testing.assert_array_equal(parts.decode(parts.condense([area, lines]), (720, 1280)).numbers, single.numbers)
-    with pytest.raises(OutputError, match=r"decoder twinlitenet reads .* expected, found 1"):
+    with pytest.raises(OutputError, match=r"decoder twinlitenet with .* reads .* expected, found 1"):
         decoder([lines], (720, 1280))
     with pytest.raises(OutputError, match="output 0 holds NaN"):
         decoder([torch.full_like(area, float("nan")), lines], (720, 1280))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.lstr import SPEC
+from multi_dnn_ros.decoders.lane_curves import SPEC
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import OutputError
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.drivable import DrivableDecoder
+from multi_dnn_ros.decoders.lane_map import DrivableDecoder
 from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
+from multi_dnn_ros.decoders.yolo import YoloMasksDecoder
 from multi_dnn_ros.decoders.yolo_instances import YoloInstancesDecoder
-from multi_dnn_ros.decoders.yolo_masks import YoloMasksDecoder
 from multi_dnn_ros.vision.placement import place_instances, place_mask
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
@@ -100,7 +100,7 @@ def test_a_mask_of_a_window_has_its_pixels_there(left: int, top: int, width: int
 
 
 def test_wrong_shapes_and_too_many_classes_are_reported() -> None:
-    with pytest.raises(OutputError, match=r"decoder segmentation with 2 class\(es\) reads \(1, 2, h, w\)"):
+    with pytest.raises(OutputError, match=r"decoder segmentation with 2 class.* 3 classes in the outputs"):
         SegmentationDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(3, 0),), SIZE)
     with pytest.raises(OutputError, match="decoder drivable"):
         DrivableDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(3, 0),), SIZE)

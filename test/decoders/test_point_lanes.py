@@ -9,10 +9,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.clrnet import ClrNetDecoder
+from multi_dnn_ros.decoders.lane_curves import ClrNetDecoder
 from multi_dnn_ros.decoders.layout import Layout
 from multi_dnn_ros.decoders.recognition import recognize
-from multi_dnn_ros.decoders.ufldv2 import UfldV2Decoder
+from multi_dnn_ros.decoders.ufld import UfldV2Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Lanes, OutputError
 

@@ -15,9 +15,10 @@ from std_msgs.msg import Header
 from multi_dnn_ros.camera.messages import image_message, truth_message
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
+from multi_dnn_ros.demo.comparison import SETS, run_both
 from multi_dnn_ros.demo.drive import Demo
 from multi_dnn_ros.demo.recorded_frames import Stream, recorded_frames
-from multi_dnn_ros.demo.report import SETS, RecordedDrive, report, run_both
+from multi_dnn_ros.demo.report import RecordedDrive, report
 from multi_dnn_ros.models.sources import weights_file
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, anchors, inline_code, prose
+from pages import BLOCKS, PAGES, ROOT, anchors, inline_code, prose
 
 #: Longest README: a reader who is new must find the next step without scrolling through a manual.
 _README_LINES = 160
-_FOLDERS = ("config", "deploy", "docs", "launch", "multi_dnn_ros", "results", "test", "tools")
+_FOLDERS = "deploy|docs|launch|multi_dnn_ros|test|tools"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -28,7 +28,11 @@ def test_links_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_are_there(page: str) -> None:
-    named = {code for code in inline_code(PAGES[page]) if re.fullmatch(rf"(?:{'|'.join(_FOLDERS)})/[\w./-]+", code)}
+    named = {
+        code for code in inline_code(PAGES[page]) if re.fullmatch(rf"(?:config|results|{_FOLDERS})/[\w./-]+", code)
+    }
+    words = {word for block in BLOCKS if block.page == page for word in block.text.split()}
+    named |= {word for word in words if re.fullmatch(rf"(?:{_FOLDERS})/[\w./-]+", word)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 

@@ -6,11 +6,9 @@ If a table differs, the message of the failed test is the table that belongs the
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
 import safetensors
 from pages import PAGES, ROOT
 
@@ -109,22 +107,3 @@ def test_the_built_in_networks_have_their_training_beside_their_scores() -> None
     )
     expected = table(header, [network_row(name) for name in names])
     assert expected in PAGES["docs/models.md"], f"docs/models.md#training lacks this table:\n{expected}"
-
-
-@pytest.mark.parametrize(
-    ("name", "phrases"),
-    [
-        ("lane", ["24,000 generated scenes"]),
-        ("object", ["then 9,000 (4,000)", "679 real images", "16 (10) epochs"]),
-        ("pedestrian", ["again 6,000 (4,000)", "854 real images", "22 (10) epochs"]),
-    ],
-)
-def test_figures_of_the_training_are_those_of_the_weights(name: str, phrases: list[str]) -> None:
-    """The first number of a phrase is of the network, the one in brackets of the small one."""
-    training, small = training_of(name), training_of(f"{name}_small")
-    data, epochs = training["data"], (training["schedule"]["epochs"], small["schedule"]["epochs"])
-    known = {f"{data['train']['count']:,}", str(data.get("real", {}).get("images")), *map(str, epochs), "4,000"}
-    rows = [row for row in PAGES["docs/models.md"].splitlines() if row.startswith(f"| {name}, {name}_small |")]
-    for phrase in phrases:
-        assert phrase in rows[0]
-        assert set(re.findall(r"\d[\d,]*", phrase)) <= known, phrase

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 from fork_server import ForkServer
 from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
@@ -59,36 +57,25 @@ def test_the_node_serves_another_packages_extensions(domain: int, tmp_path: Path
         assert re.search(r"toy backend prepares \d+ jobs of light on cpu", node.text())
         assert "libtorch" not in Path(f"/proc/{node.process.pid}/maps").read_text()
         for line in BROKEN:
-            assert line in node.text()
+            assert node.text().count(line) == 1, f"{line} in {node.text()}"
     finally:
         node.close()
 
 
-#: Lines of the log about package `broken-extension`.
+#: Lines about package `broken-extension`, each of which the log has once.
 BROKEN = (
     "decoder 'yolo' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
     "decoder 'absent' of broken-extension 0.3 cannot be used: module_that_is_not_there:SPEC: ModuleNotFoundError: No "
     "module named 'module_that_is_not_there'",
-    "decoder 'number' of broken-extension 0.3 cannot be used: broken_extension:NUMBER is not a DecoderSpec",
+    "decoder 'number' of broken-extension 0.3 cannot be used: broken_extension:NUMBER is of type int; expected "
+    "DecoderSpec",
     "backend 'nameless' of broken-extension 0.3 cannot be used: broken_extension:NOTHING: AttributeError: module "
     "'broken_extension' has no attribute 'NOTHING'",
-    "result kind 'other_name' of broken-extension 0.3 cannot be used: toy_extension.kind:KIND is not a ResultKind with "
-    "the name 'other_name'",
+    "model source 'Not-A-Name' of broken-extension 0.3 is not used",
+    "result kind 'lanes' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
+    "result kind 'other_name' of broken-extension 0.3 cannot be used: toy_extension.kind:KIND has the name 'toy_kind'; "
+    "expected 'other_name', as its entry point",
 )
-
-
-def test_a_message_function_that_imports_pytorch_is_named_by_the_node(domain: int, tmp_path: Path, toy: Path) -> None:
-    installed = tmp_path / "heavy"
-    shutil.copytree(toy, installed)
-    messages = installed / "toy_extension" / "messages.py"
-    messages.write_text(messages.read_text().replace("from std_msgs", "import torch\nfrom std_msgs"))
-    node = ToyNode(domain, tmp_path / "log", TOY_DNN, installed)
-    try:
-        node.until(lambda: "active: processing" in node.text(), "the active node")
-        (line,) = [line for line in node.text().splitlines() if "imports PyTorch" in line]
-        assert "topic spot of result kind 'toy_kind' of toy-extension 1.2 imports PyTorch into the node's proc" in line
-    finally:
-        node.close()
 
 
 def test_inspect_shows_what_another_packages_decoder_finds_in_one_line(toy: Path, tmp_path: Path) -> None:
@@ -128,29 +115,6 @@ print("torch" in sys.modules)
             assert name in text.replace("&lt;", "<")
     assert yaml.strip().endswith("False")
     assert "toy" not in python(code)
-
-
-@pytest.mark.parametrize(
-    ("verb", "names"),
-    [
-        ("evaluate", (DECODER, BACKEND, SOURCE)),
-        ("retrain", (DECODER, SOURCE)),
-        ("decompose", (BACKEND, SOURCE)),
-    ],
-)
-def test_help_lists_them(toy: Path, verb: str, names: tuple[str, ...]) -> None:
-    code = f"""
-import sys
-from multi_dnn_ros.cli.main import main
-try:
-    main(["{verb}", "--help"])
-finally:
-    print("torch imported:", "torch" in sys.modules)
-"""
-    text = python(code, toy)
-    for name in names:
-        assert name in text
-    assert "torch imported: False" in text
 
 
 def test_a_model_source_is_loaded_and_errors_beyond_single_values_list_them(toy: Path, fork_server: ForkServer) -> None:

@@ -75,40 +75,6 @@ def test_a_result_of_another_kind_is_refused() -> None:
         made.publish(result, lambda *image: None)
 
 
-def test_a_message_that_takes_long_is_a_warning_once_per_minute_and_dnn() -> None:
-    now_ns = 0
-
-    def build(took_ns: int, header: Any) -> None:
-        nonlocal now_ns
-        now_ns += took_ns
-
-    node: Any = FakeNode()
-    lamps = ResultKind("lamps", int, (Topic("lamp", "std_msgs/msg/Header", build),))
-    results: Any = {dnn: {"": (lamps, ())} for dnn in ("light", "sign")}
-    made = ResultPublishers(node, dict.fromkeys(results, ("front",)), results, clock=lambda: now_ns)
-
-    def publish(dnn: str, took_ms: int) -> None:
-        result: Any = SimpleNamespace(frame=SimpleNamespace(context=None, camera="front"), dnn=dnn,
-                                      output=took_ms * 1_000_000)  # fmt: skip
-        made.publish(result, lambda *image: None)
-
-    publish("light", 100)
-    assert node.warnings == []
-    for _ in range(3):
-        publish("light", 5000)
-    publish("sign", 101)
-    publish("light", 60_000)
-    assert [warning.removesuffix(": results of other DNNs wait meanwhile") for warning in node.warnings] == [
-        f"DNN {dnn} on camera front: building and publishing a message on ~/front/{dnn}/lamp took {took_ms} ms "
-        f"(limit 100 ms){more}"
-        for dnn, took_ms, more in (
-            ("light", 5000, ""),
-            ("sign", 101, ""),
-            ("light", 60000, ": results of other DNNs wait meanwhile (2 more like it since the last message)"),
-        )
-    ]
-
-
 def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
     order: list[str] = []
 
@@ -148,8 +114,3 @@ def test_a_kind_that_cannot_be_drawn_is_logged_once_and_the_others_are_drawn(
         assert (draw(image, layers) == 2).all()
     (record,) = caplog.records
     assert record.getMessage() == f"results of foot, hand were not drawn: result kind '{kind}': draw raised {text}"
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ExtensionError, match="'sofas' is not known; allowed: lanes, detections, semantic_mask"):
-        RESULT_KINDS.get("sofas")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
-from multi_dnn_ros.replay.expected_kind import expected_kind
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.roles import PRESETS
@@ -41,16 +39,3 @@ def test_an_invalid_label_is_refused(role: str) -> None:
 def test_a_role_with_results_of_another_kind_is_refused() -> None:
     with pytest.raises(ModelError, match=r"dnn.x.role is 'lane', but builtin:object is decoded as 'yolo'"):
         check_dnn("x", DnnConfig(role="lane", model="builtin:object"))
-
-
-@pytest.mark.parametrize(
-    ("role", "decoder", "kind"),
-    [("lane", "auto", "lanes"), ("pedestrian", "auto", "detections"), ("traffic_light", "grid", "detections")],
-)
-def test_the_kind_of_results_is_known_before_a_node_is_configured(role: str, decoder: str, kind: str) -> None:
-    assert expected_kind(role, decoder).name == kind
-
-
-def test_a_live_replay_needs_a_decoder_by_name_where_the_role_says_nothing() -> None:
-    with pytest.raises(ExtensionError, match=r"decoder is 'auto' and role is 'traffic_light'.*pedestrian"):
-        expected_kind("traffic_light", "auto")

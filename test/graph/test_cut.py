@@ -14,8 +14,6 @@ from torchvision.models.segmentation import LRASPP
 
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import TraceError, trace
-from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def randomized(module: nn.Module) -> nn.Module:
@@ -49,13 +47,10 @@ def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple
     [
         ("alexnet", 64, (1, 3, 1000)),
         ("squeezenet1_1", 64, (1, 4, 1000)),
-        pytest.param("vgg16", 64, (4,), marks=pytest.mark.long),
         ("resnet18", 64, (1, 7)),
-        pytest.param("resnet50", 96, (5,), marks=pytest.mark.long),
         pytest.param("resnet152", 64, (8,), marks=pytest.mark.long),
         pytest.param("inception_v3", 160, (6,), marks=pytest.mark.long),
         pytest.param("regnet_y_32gf", 64, (8,), marks=pytest.mark.long),
-        pytest.param("mobilenet_v3_large", 96, (3,), marks=pytest.mark.long),
         pytest.param("densenet121", 64, (8,), marks=pytest.mark.long),
     ],
 )
@@ -72,33 +67,6 @@ def test_segmentation_with_a_dictionary_of_outputs() -> None:
     features = torchvision.models.mobilenet_v3_small(weights=None).features[:3]
     backbone = IntermediateLayerGetter(features, {"1": "low", "2": "high"})
     check(randomized(LRASPP(backbone, 16, 24, num_classes=3)), (torch.rand(1, 3, 64, 96),), (1, 5))
-
-
-@pytest.mark.long  # the smaller network above covers it
-@pytest.mark.parametrize("builder", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"])
-def test_segmentation_networks_of_torchvision(builder: str) -> None:
-    torch.manual_seed(0)
-    module = torchvision.models.get_model(builder, weights=None, weights_backbone=None, aux_loss=None)
-    check(randomized(module), (torch.rand(1, 3, 96, 128),), (1, 5))
-
-
-@pytest.mark.long  # segmentation above covers a dictionary of outputs
-def test_a_detector_is_cut_inside_its_network() -> None:
-    dnn = load_dnn(
-        "object", DnnConfig(role="object", model="torchvision:ssdlite320_mobilenet_v3_large", weights="random")
-    )
-    check(dnn.module, dnn.example_inputs(), (1, 6))
-
-
-@pytest.mark.long  # the test below covers operators as exporters write them
-def test_onnx_file() -> None:
-    file = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "models" / "FastestDet.onnx"
-    if not file.exists():
-        pytest.skip("needs ../shared/data")
-    labels = [str(file.parent / "coco.names")]
-    dnn = load_dnn("object", DnnConfig(role="object", model=str(file), decoder="grid", labels=labels))
-    torch.manual_seed(0)
-    check(dnn.module, (torch.rand(1, 3, 352, 352),), (1, 5, 1000))
 
 
 def test_onnx_operators_with_constants(tmp_path: Path) -> None:

@@ -200,8 +200,3 @@ def test_the_time_saved_is_that_of_the_shorter_branch():
     assert time_saved_s(module, cost, 4) == pytest.approx(20e-6)
     next(node for node in graph.nodes if node.target is aten.tanh.default).target = aten.tanh_.default
     assert time_saved_s(module, cost, 4) == 0.0  # it writes, so the operations run in order
-
-
-def test_zero_streams_are_rejected():
-    with pytest.raises(ValueError, match="streams = 0: must be at least 1"):
-        plan_streams((), 0)

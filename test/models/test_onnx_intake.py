@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx_graphs import OPSETS, assert_same, converted, model, written
 from torch import nn
 from torch.nn import functional as F
 
-from multi_dnn_ros.models import onnx_source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.models.onnx_intake import verification
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
-from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.sources import load_network, load_source, outline_source
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -400,72 +397,6 @@ def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "subprocess", subprocess)  # in new interpreters, as for a user
-    file = ultralytics(tmp_path / "u.onnx")
-    config = DnnConfig(role="object", model=str(file), decoder="yolo")
-    own = verification._by_network
-
-    def wrong(*given: Any) -> list[np.ndarray]:
-        return [output + (output > output.mean()) * 0.1 for output in own(*given)]
-
-    monkeypatch.setattr(verification, "_by_network", wrong)
-    with pytest.raises(
-        ModelError, match=r"u\.onnx: .*disagrees with ONNX Runtime: output 'head' on noise: .* differ by more than"
-    ):
-        load_dnn("x", config)
-    monkeypatch.setattr(verification, "_by_network", own)
-    load_dnn("x", config)
-    monkeypatch.setattr(verification, "_by_onnxruntime", None)  # not called again
-    load_dnn("x", config)
-
-
-@pytest.mark.parametrize(
-    ("names", "used"), [(["b.jpg", "a.PNG", "notes.txt"], "a.PNG"), (["b.webp"], "b.webp"), ([], None)]
-)
-def test_the_comparison_uses_an_image_of_the_camera(
-    names: list[str], used: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without names of images, the folder does not exist."""
-    file = ultralytics(tmp_path / "u.onnx")
-    folder = tmp_path / "images"
-    for name in names:
-        folder.mkdir(exist_ok=True)
-        (folder / name).touch()
-    seen: list[Path | None] = []
-    monkeypatch.setattr(onnx_source, "verify", lambda path, prepared, module, image: seen.append(image))
-    load_source("x", DnnConfig(role="object", model=str(file), decoder="yolo", calibration_images=str(folder)))
-    assert seen == [None if used is None else folder / used]
-
-
-def test_the_comparison_is_repeated_when_data_beside_the_file_changes(tmp_path: Path) -> None:
-    """The data are external data of a Constant's attribute, and the image that is compared."""
-    value = numpy_helper.from_array(np.ones((1, 3, 8, 8), np.float32), "value")
-    onnx.external_data_helper.set_external_data(value, "value.bin", offset=0, length=len(value.raw_data))
-    (tmp_path / "value.bin").write_bytes(value.raw_data)
-    value.ClearField("raw_data")
-    constant = helper.make_node("Constant", [], ["c"])
-    constant.attribute.append(helper.make_attribute("value", value))
-    add = helper.make_node("Add", ["image", "c"], ["y"])
-    file = written(tmp_path / "net.onnx", model([constant, add], ["y"], opset=17))
-    image = tmp_path / "road.png"
-    image.write_bytes(b"first")
-    keys = {verification._key(file, (8, 8), image)}
-    image.write_bytes(b"other")
-    keys.add(verification._key(file, (8, 8), image))
-    (tmp_path / "value.bin").write_bytes(bytes(3 * 8 * 8 * 4))
-    keys.add(verification._key(file, (8, 8), image))
-    assert len(keys) == 3
-
-
-def test_a_comparison_that_cannot_be_made_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(verification, "_TIMEOUT_S", 0.01)
-    load_dnn("x", DnnConfig(role="object", model=str(ultralytics(tmp_path / "u.onnx")), decoder="yolo"))
-    assert "u.onnx is not compared with ONNX Runtime" in caplog.text
-
-
 REFUSED: dict[str, tuple[Any, str]] = {
     "cycle": (
         lambda: model(
@@ -577,21 +508,3 @@ def test_constants_that_would_exhaust_the_memory_are_not_computed(tmp_path: Path
             "x",
             DnnConfig(role="object", model=str(written(tmp_path / "bomb.onnx", proto)), decoder="yolo", labels=["a"]),
         )
-
-
-def test_constants_in_typed_fields_are_read(tmp_path: Path) -> None:
-    """Not only constants that are stored as raw bytes."""
-    tensor = helper.make_tensor("w", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
-    proto = model([helper.make_node("Mul", ["image", "v"], ["out"])], ["out"], opset=13, shape=[1, 3, 8, 3])
-    proto.graph.initializer.append(tensor)
-    proto.graph.node[0].input[1] = "w"
-    file = written(tmp_path / "typed.onnx", proto)
-    assert_same(file, RANDOM.random((1, 3, 8, 3), np.float32))
-    assert numpy_helper.to_array(onnx.load(file).graph.initializer[0]).tolist() == [1.0, 2.0, 3.0]
-
-
-def test_the_message_of_a_refusal_is_of_readable_length() -> None:
-    text = str(Refusal(f"operator Resize: mode '{'x' * 10_000}'; allowed: linear"))
-    assert len(text) == 1000
-    assert text.startswith("operator Resize: mode 'xx")
-    assert text.endswith("xx'; allowed: linear")

@@ -53,6 +53,9 @@ class Case:
         self.tolerance = tolerance
 
 
+SIMPLE = ["Elu", "Selu", "Softplus", "Softsign", "Sin", "Cos", "Round", "Identity", "Sinh", "Asinh", "Sigmoid", "Tanh",
+          "Erf", "Abs", "GlobalAveragePool", "GlobalMaxPool", "Softmax", "Neg"]  # fmt: skip
+REDUCTIONS = [f"Reduce{name}" for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSumExp", "SumSquare")]
 CASES = [
     Case("reshape", "Reshape", {"s": ints(0, -1, 5)}),
     Case("reshape_allowzero", "Reshape", {"s": ints(1, 6, 40)}, since=14, allowzero=1),
@@ -141,56 +144,14 @@ CASES = [
     Case("clip_above", "Clip", {"high": floats(0.4)[0]}, inputs=["image", "", "high"]),
     Case("cast", "Cast", to=TensorProto.INT32, kinds={"out0": TensorProto.INT32}),
     Case("cast_like", "CastLike", {"o": ints(1)}, since=15, kinds={"out0": TensorProto.INT64}),
-    *(
-        Case(operator.lower(), operator)
-        for operator in (
-            "Elu",
-            "Selu",
-            "Softplus",
-            "Softsign",
-            "Sin",
-            "Cos",
-            "Round",
-            "Identity",
-            "Sinh",
-            "Asinh",
-            "Sigmoid",
-            "Tanh",
-            "Erf",
-            "Abs",
-            "GlobalAveragePool",
-            "GlobalMaxPool",
-            "Softmax",
-            "Neg",
-        )
-    ),
+    *(Case(operator.lower(), operator) for operator in SIMPLE),
     *(
         Case(f"{operator}_attribute", operator, until=12 if operator == "ReduceSum" else 17, axes=[2, -1], keepdims=0)
-        for operator in (
-            "ReduceSum",
-            "ReduceMean",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSumExp",
-            "ReduceSumSquare",
-        )
+        for operator in REDUCTIONS
     ),
     *(
         Case(f"{operator}_input", operator, {"a": ints(2, -1)}, since=13 if operator == "ReduceSum" else 18)
-        for operator in (
-            "ReduceSum",
-            "ReduceMean",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSumExp",
-            "ReduceSumSquare",
-        )
+        for operator in REDUCTIONS
     ),
     Case("reduce_nothing", "ReduceMean", since=18, noop_with_empty_axes=1),
     Case("conv", "Conv", {"w": noise(5, 3, 3, 3), "b": noise(5)}, pads=[1, 0, 2, 1], strides=[2, 1], tolerance=1e-4),

@@ -48,10 +48,6 @@ def installed_files() -> dict[str, str]:
     }
 
 
-def test_there_is_a_dockerfile_for_a_standard_cuda_and_one_for_jetpack_6() -> None:
-    assert [path.name for path in DOCKERFILES] == ["Dockerfile", "Dockerfile.l4t"]
-
-
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
 def test_the_shell_can_read_every_run_instruction(dockerfile: Path) -> None:
     commands = [arguments for name, arguments in instructions(dockerfile) if name == "RUN"]
@@ -109,12 +105,6 @@ def test_installed_files_that_are_named_are_installed(file: Path) -> None:
         assert name in installed, f"{file.name} names {SHARE}{name}, which setup.py does not install"
         assert (ROOT / installed[name]).is_file()
         assert os.access(ROOT / installed[name], os.X_OK) or not name.endswith(".sh")
-
-
-def test_the_launch_files_are_installed() -> None:
-    installed = installed_files()
-    for path in (ROOT / "launch").glob("*.launch.py"):
-        assert installed[f"launch/{path.name}"] == f"launch/{path.name}"
 
 
 def test_hadolint_has_no_complaint() -> None:
@@ -202,12 +192,6 @@ def test_a_missing_setup_file_is_named(install: Path, tmp_path: Path, variables:
     done = with_ros(install, "true", **given)
     assert done.returncode == 78
     assert words in done.stderr
-
-
-def test_without_a_command_the_usage_is_shown(install: Path) -> None:
-    done = with_ros(install)
-    assert done.returncode == 78
-    assert "with_ros.sh COMMAND" in done.stderr
 
 
 @pytest.mark.parametrize(

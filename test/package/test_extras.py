@@ -20,10 +20,7 @@ from packaging.utils import canonicalize_name
 from source_trees import source_trees
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.extras import EXTRA_OF, MissingExtra, optional, require
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.common.extras import EXTRA_OF, MissingExtra, optional
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Top-level modules that neither setup.py nor an extra brings: those of ROS 2, and of Python 3.14's standard library.
@@ -248,20 +245,6 @@ def test_other_commands_do_without_ros_2(tmp_path: Path) -> None:
     assert "builtin:lane" in done.stdout
 
 
-def test_the_node_names_it_for_a_dnn_in_an_onnx_file(hide: Callable[[str], None], tmp_path: Path) -> None:
-    file = tmp_path / "people.onnx"
-    file.touch()
-    hide("onnx2torch")
-    config = to_config(
-        {"dnns": ["people"], "device": "cpu", "dnn.people.role": "pedestrian", "dnn.people.model": str(file)}
-    )
-    with pytest.raises(ConfigError) as caught:
-        build(config)
-    assert str(caught.value) == (
-        f'{file}: an ONNX file needs onnx2torch, which is not installed: pip install "multi_dnn_ros[onnx]"'
-    )
-
-
 def test_a_library_that_is_broken_is_told_from_one_that_is_missing() -> None:
     broken = ImportError("no libfoo", name="matplotlib.ft2font")
     with (
@@ -276,10 +259,6 @@ def test_another_import_error_stays_what_it_is(error: ImportError) -> None:
     with pytest.raises(ImportError) as caught, optional("a picture"):
         raise error
     assert caught.value is error
-
-
-def test_what_is_installed_is_no_error() -> None:
-    require("the tests", *EXTRA_OF)
 
 
 def test_the_pages_name_extras_that_exist(extras: dict[str, set[str]]) -> None:

@@ -69,7 +69,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
 def test_a_machine_that_has_everything_installs(machine: Machine, version: str) -> None:
     machine.has(version=version, free_mb=8_000)
     machine.make()
@@ -81,17 +81,15 @@ def test_a_machine_that_has_everything_installs(machine: Machine, version: str) 
     [
         ({"version": "3.15"}, "is Python 3.15; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
         ({"version": "3.9"}, "is Python 3.9; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
-        ({"version": "2.7"}, "is Python 2.7; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
         ({"ensurepip": False}, "on Debian and Ubuntu: sudo apt install python3.12-venv"),
         ({"headers": False}, "on Debian and Ubuntu: sudo apt install gcc g++ python3.12-dev"),
         ({"free_mb": 7_999}, "only 7999 MB are free on this disk; installing PyTorch and the other packages takes 8"),
     ],
     ids=lambda value: "-".join(map(str, *value.items())) if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("target", ["install", "demo", "test"])
-def test_what_is_missing_is_said_in_one_sentence(machine: Machine, lacks: dict, says: str, target: str) -> None:
+def test_what_is_missing_is_said_in_one_sentence(machine: Machine, lacks: dict, says: str) -> None:
     machine.has(**lacks)
-    status, lines = machine.make(target)
+    status, lines = machine.make("demo")
     assert status == 2
     assert len(lines) == 1
     assert says in lines[0]

@@ -75,16 +75,12 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_prints_tables_and_drops_sizes(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_tables(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["partition", "table", "net", "--tables", str(stored)]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert printed.count("a device") == 2
     assert printed.count("out of memory") == 2
-    assert main([*command, "--units", "cpu:2", "--drop", "2", "5"]) == 0
-    changed, unchanged = (read_table(table_path(stored, "net", unit, "auto")) for unit in ("cpu:2", "cpu:1"))
-    assert ([row.batch for row in changed.rows], changed.too_large) == ([1, 4], 0)
-    assert ([row.batch for row in unchanged.rows], unchanged.too_large) == ([1, 2, 4], 5)
 
 
 def test_missing_damaged_and_foreign_tables_are_named(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from multi_dnn_ros.decoders.window import WindowPreprocess
 from multi_dnn_ros.pipeline.calibration import MIN_IMAGES, CalibrationError, calibration_inputs
-from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess import Preprocess, WindowPreprocess
 from multi_dnn_ros.vision.view import View
 
 VIEW = View(crop=(480, 200, 320, 192), columns=2, where="parameter dnn.far.crop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from multi_dnn_ros.backends import merged_siblings, precision
+from multi_dnn_ros.backends import precision
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BACKENDS
 from multi_dnn_ros.engine import policies
 from multi_dnn_ros.settings.parameter_fields import fields_of
@@ -15,7 +15,6 @@ from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 TABLES = [
     (NodeConfig, "policy", policies.POLICIES, "POLICIES of multi_dnn_ros/engine/policies.py"),
     (DnnConfig, "precision", precision.PRECISIONS, "PRECISIONS of multi_dnn_ros/backends/precision.py"),
-    (DnnConfig, "merge_siblings", merged_siblings.SETTINGS, "SETTINGS of multi_dnn_ros/backends/merged_siblings.py"),
 ]
 
 

@@ -246,10 +246,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "dnn.x.precision is 'fp16'; allowed with backend torchscript on cpu: auto, fp32, bf16",
     ),
     "sms": (lambda at: {"model": "builtin:object", "sms": 8}, "dnn.x.sms is 8; only an NVIDIA GPU can be partitioned"),
-    "batch": (
-        lambda at: {"model": "builtin:object", "max_batch": 2, "tiles": "2x1"},
-        "max_batch is 2 with tiles '2x1'",
-    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Files as below /sys of a Jetson Orin Nano (JetPack 6), and of a PC with RAPL.
+"""Files as below /sys of a Jetson Orin Nano (JetPack 6).
 
 Names and units are those of the Jetson Linux Developer Guide and of the kernel's documentation; the values are typical.
 """
@@ -32,29 +32,6 @@ JETSON = {
     "class/hwmon/hwmon1/in3_input": "5000",
     "class/hwmon/hwmon1/curr3_input": "300",
     "class/hwmon/hwmon1/in7_label": "sum of shunt voltages",
-    "class/hwmon/hwmon2/name": "soctherm_oc",
-    "class/hwmon/hwmon2/oc1_event_cnt": "0",
-    "class/hwmon/hwmon2/oc3_event_cnt": "4",
-    "class/devfreq/17000000.gpu/cur_freq": "306000000",
-    "class/devfreq/17000000.gpu/max_freq": "624750000",
-    "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "729600",
-    "devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "1510400",
-    "devices/system/cpu/cpu1/cpufreq/scaling_cur_freq": "1510400",
-    "devices/system/cpu/cpu1/cpufreq/scaling_max_freq": "1510400",
-}
-PC = {
-    "class/thermal/thermal_zone0/type": "x86_pkg_temp",
-    "class/thermal/thermal_zone0/temp": "61000",
-    "class/thermal/thermal_zone0/trip_point_0_type": "passive",
-    "class/thermal/thermal_zone0/trip_point_0_temp": "-274000",
-    "class/powercap/intel-rapl:0/name": "package-0",
-    "class/powercap/intel-rapl:0/energy_uj": "1000000",
-    "class/powercap/intel-rapl:0/max_energy_range_uj": "262143328850",
-    "class/powercap/intel-rapl:0/constraint_0_power_limit_uw": "15000000",
-    "class/powercap/intel-rapl:0:0/name": "core",
-    "class/powercap/intel-rapl:0:0/energy_uj": "500000",
-    "devices/system/cpu/cpu0/thermal_throttle/package_throttle_count": "7",
-    "devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "7",
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -13,7 +12,6 @@ import pytest
 import torch
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
-from rclpy.logging import LoggingSeverity
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
@@ -23,8 +21,6 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.common.jpeg_file import JpegFile
-from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import EngineDescription
 from multi_dnn_ros.serving.host import Host
@@ -196,33 +192,6 @@ def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
     assert (counts["offered"], counts["pending"]) == ("2", "0")
 
 
-def test_the_debug_log_has_the_cause_of_each_drop(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    """With the message, the place in the source can be found."""
-    start(bench)
-    (node,) = bench.nodes
-    camera, output = bench.camera(), ""
-
-    def log() -> str:
-        nonlocal output
-        output += "".join(capfd.readouterr())
-        return output
-
-    for number, level in ((1, LoggingSeverity.INFO), (2, LoggingSeverity.DEBUG)):
-        node.get_logger().set_level(level)
-        bad = image(stamp=number)
-        bad.step -= 1
-        camera.publish(bad)
-        bench.until(
-            lambda number=number: bench.status("object on front").by_key.get("dropped: bad_image") == str(number),
-            "the count",
-        )
-    bench.until(
-        lambda: "DNN object dropped the frame of camera front with stamp 2000000005 ns: bad_image: " in log(),
-        "the line of the second image",
-    )
-    assert "with stamp 1000000005 ns" not in log()
-
-
 def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,21 +219,6 @@ def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     assert len(lines) == 1
     assert "DNN fragile is disabled after 3 failures in a row, next retry in 10 s; last error: " in lines[0]
     assert "poisoned" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("failure", "line"),
-    [
-        (Failure("lane", "job 1: poisoned", 3, True, "disabled after 3 failures in a row; last error: job 1: poisoned"),
-         "DNN lane is disabled after 3 failures in a row; last error: job 1: poisoned"),
-        (Failure("lane", "disabled because its engine process was lost: killed by SIGKILL", 1, True),
-         "DNN lane is disabled because its engine process was lost: killed by SIGKILL"),
-    ],
-)  # fmt: skip
-def test_why_a_dnn_is_disabled_is_logged(failure: Failure, line: str) -> None:
-    lines: list[str] = []
-    ServingSession._on_failure(SimpleNamespace(_log=SimpleNamespace(error=lines.append)), failure)
-    assert lines == [line]
 
 
 @pytest.mark.parametrize("size", [(64, 48), (1280, 720)], ids=["decoded on arrival", "decoded in its thread"])
@@ -363,16 +317,6 @@ def test_invalid_changes_of_parameters_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("cameras", ["front"]), ("dnn.object.keep", ["car"]), ("dnn.object.mean", [0.0, 0.5, 1.0])]
-)
-def test_read_only_parameters_may_be_set_to_their_present_value(bench: Bench, name: str, value: list[object]) -> None:
-    """As `ros2 param load` does with the output of `ros2 param dump`."""
-    start(bench, {name: value})
-    assert bench.set(name, value) == (True, "")
-    assert not bench.set(name, value * 2)[0]
-
-
-@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("dnn.object.score_treshold", "did you mean dnn.object.score_threshold?"),
@@ -388,25 +332,6 @@ def test_setting_an_unknown_parameter_names_the_most_similar_one(bench: Bench, n
     taken, reason = bench.set(name, 0.5)
     assert not taken
     assert words in reason
-
-
-def test_empty_lists_have_the_type_of_their_entries(bench: Bench) -> None:
-    """rclpy takes an empty list for one of bytes, and tools then offer to edit bytes."""
-    node = bench.node()
-    kinds = {"dnn.object.labels": Parameter.Type.STRING_ARRAY, "dnn.object.mean": Parameter.Type.DOUBLE_ARRAY}
-
-    def check() -> None:
-        for name, kind in kinds.items():
-            assert (node.get_parameter(name).type_, list(node.get_parameter(name).value)) == (kind, [])
-            assert node.describe_parameter(name).type == kind.value
-
-    check()
-    for name, value in (("dnn.object.labels", ["car"]), ("dnn.object.mean", [0.0, 0.5, 1.0])):
-        assert bench.set(name, value) == (True, "")
-        assert list(node.get_parameter(name).value) == value
-        if hasattr(node, "add_pre_set_parameters_callback"):  # not on Humble
-            assert bench.set(name, []) == (True, "")
-            check()
 
 
 def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:

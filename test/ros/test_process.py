@@ -18,24 +18,9 @@ from rclpy.context import Context
 from waiting import until
 
 from multi_dnn_ros.common.processes import loopback_environment
-from multi_dnn_ros.ros import process
 
 #: Limit for the memory of the node's process.
 MAX_BYTES = 200_000_000
-
-
-def test_the_switch_interval_is_short_while_the_node_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    intervals = []
-
-    def node(**arguments: object) -> None:
-        intervals.append(sys.getswitchinterval())
-        raise KeyboardInterrupt  # as a signal would while the node is created
-
-    before = sys.getswitchinterval()
-    monkeypatch.setattr(process, "MultiDnnNode", node)
-    assert process.run([]) == 0
-    assert intervals[0] < before
-    assert sys.getswitchinterval() == before
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -54,47 +39,6 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("command", ["executable import main; main([])", "cli.main import main; main(['run'])"])
-def test_a_second_signal_while_the_interpreter_exits_does_not_change_the_exit_code(command: str) -> None:
-    code = f"""
-import atexit, os, signal, sys
-from multi_dnn_ros.ros import process
-
-class Late:
-    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGINT):  # after the interpreter's own handlers
-        kill(own, number)
-
-def node(**arguments):
-    signal.raise_signal(signal.SIGINT)
-
-process.MultiDnnNode = node
-process.late = Late()
-atexit.register(signal.raise_signal, signal.SIGINT)
-from multi_dnn_ros.{command}
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_interpreter_ends_without_collecting_garbage() -> None:
-    code = """
-import atexit, gc
-from multi_dnn_ros.ros import process
-
-def node(**arguments):
-    raise KeyboardInterrupt
-
-process.MultiDnnNode = node
-atexit.register(lambda: print(len(gc.get_objects()), "left to go through"))  # after what is registered later
-assert process.run([]) == 0
-assert len(gc.get_objects()) > 10_000
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) < 1_000
 
 
 @pytest.mark.parametrize(

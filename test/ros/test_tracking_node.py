@@ -32,7 +32,7 @@ def test_identities_bridge_frames_and_low_scores_continue_tracks(bench: Bench) -
     assert ids_after(bench, camera, heard, 200, 1) == ["1"]
     assert ids_after(bench, camera, heard, 200, 2) == ["1"]
     assert ids_after(bench, camera, heard, 60, 3) == ["1"]  # below the threshold, but it continues a track
-    assert ids_after(bench, camera, heard, 10, 4) == []  # below track_low_score
+    assert ids_after(bench, camera, heard, 10, 4) == []  # below LOW_SCORE
     assert ids_after(bench, camera, heard, 200, 6) == ["1"]
     assert ids_after(bench, camera, heard, 200, 20) == [""]  # the track has ended: a new one has no identity yet
     assert ids_after(bench, camera, heard, 200, 21) == ["2"]

@@ -11,7 +11,6 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetAvailableTransitions
 from node_bench import Bench
 
-from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.ros.node_status import progress_text
 from multi_dnn_ros.serving.descriptions import (
     Cancelled,
@@ -172,16 +171,6 @@ def test_cleanup_cancels_configuring_which_can_be_repeated(bench: Bench, case: C
     assert len(case.hosts) == 2
 
 
-def test_cancelling_is_repeated_until_the_host_configures(
-    bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configured = case.configuring()
-    calls: list[None] = []
-    monkeypatch.setattr(case.host, "cancel", lambda: calls.append(None) if not calls else case.host.cancelled.set())
-    assert case.answer(case.ask(CLEANUP))
-    assert not case.answer(configured)
-
-
 def test_shutdown_cancels_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     assert case.answer(case.ask(SHUTDOWN))
@@ -203,15 +192,6 @@ def test_another_transition_is_rejected_while_configuring(bench: Bench, case: Ca
 def test_a_transition_that_the_state_does_not_allow_gets_a_response(bench: Bench, case: Case) -> None:
     assert not case.answer(case.ask(ACTIVATE))
     assert bench.state() == "unconfigured"
-
-
-def test_two_cancelling_requests_both_get_a_response(bench: Bench, case: Case) -> None:
-    configured = case.configuring()
-    cleaned, finalized = case.ask(CLEANUP), case.ask(SHUTDOWN)
-    assert case.answer(finalized)
-    assert case.answer(cleaned)
-    assert not case.answer(configured)
-    assert bench.state() == "finalized"
 
 
 def test_the_node_responds_while_the_last_frames_are_finished(bench: Bench, case: Case) -> None:
@@ -317,18 +297,3 @@ def test_cancelling_autostart_prevents_activation(bench: Bench) -> None:
 )
 def test_progress_as_text(progress: Progress, text: str) -> None:
     assert progress_text(progress) == text
-
-
-def test_triggers_run_in_the_calling_thread(bench: Bench) -> None:
-    case = Case(bench)
-
-    def host(build: Any) -> Any:
-        slow_host = case._host(build)
-        slow_host.go.set()
-        return slow_host
-
-    node: MultiDnnNode = bench.node(host=host, namespace="/second")
-    node.trigger_configure()
-    assert case.host.configuring.is_set()
-    node.trigger_cleanup()
-    assert case.host.closed

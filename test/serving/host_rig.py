@@ -14,8 +14,8 @@ from host_traffic import HostTraffic
 from waiting import until
 
 from multi_dnn_ros.serving.descriptions import Build, EngineStatus, Progress
+from multi_dnn_ros.serving.groups import SupervisionTimes
 from multi_dnn_ros.serving.host import Host
-from multi_dnn_ros.serving.supervisor import SupervisionTimes
 from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0

@@ -80,7 +80,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, drops: bool, raises: bool) -> None:
         if not self.sent:
             return
-        number, dnn, engine = self.sent.pop(data.draw(st.integers(0, len(self.sent) - 1)))
+        number, dnn, engine = self.sent[data.draw(st.integers(0, len(self.sent) - 1))]
+        camera = self.frames[number][0].camera  # an engine answers the frames of a stream in order
+        number = next(n for n, *of in self.sent if of == [dnn, engine] and self.frames[n][0].camera == camera)
+        self.sent.remove((number, dnn, engine))
         frame, buffer = self.frames[number]
         buffer.readers.discard(dnn)
         self.raises = raises

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import DnnDescription, EngineDescription, Level
+from multi_dnn_ros.serving.groups import SupervisionTimes
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.serving.supervised_engine import Phase
-from multi_dnn_ros.serving.supervisor import SupervisionTimes, Supervisor
+from multi_dnn_ros.serving.supervisor import Supervisor
 from multi_dnn_ros.serving.swap import SwapPhase
 
 DNNS = ("lane", "object")
@@ -196,6 +197,7 @@ def test_a_hot_standby_takes_over_at_once_and_serves_until_each_dnn_has_its_own_
     bench.settle()
     assert bench.serving("lane") is not bench.serving("object")
     assert standby not in bench.engines
+    assert {engine.dnns for engine in bench.engines} == {("lane",), ("object",), ()}, "the next standby is warm"
 
 
 def test_an_engine_that_cannot_be_configured_is_tried_again_after_a_pause() -> None:

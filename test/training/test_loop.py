@@ -249,12 +249,6 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         run(coloured(), checkpoint)
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"lr": 0.0}, {"optimizer": "adam"}])
-def test_a_wrong_schedule_is_named(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        dataclasses.replace(SCHEDULE, **wrong)  # type: ignore[arg-type]
-
-
 def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
     drawn = [SceneGenerator(320, 240, 8).scene(k) for k in range(4)]
     rows = [fit(Sample(scene.image, mask=scene.lane_mask), Preprocess(160, 96)) for scene in drawn]

@@ -132,7 +132,7 @@ def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(
     assert weights_digest(before) != weights_digest(after)
     capsys.readouterr()
     report, few = tmp_path / "report", ["--scenes", "8", "--limit", "3", "--device", "cpu", "--report"]
-    timed = ["--latency", "--instances", "2", "--backend", "eager"]
+    timed = ["--latency", "--backend", "eager"]
     for models, more in ((["builtin:pedestrian", str(better)], []), ([str(better)], timed)):
         assert main(["evaluate", *models, "--data", road, *more, *few, str(report)]) == 0
         networks = json.loads((report / "report.json").read_text())["networks"]
@@ -199,7 +199,6 @@ import sys, torch
 from pathlib import Path
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.training import distributed
 sys.path.insert(0, {folder!r})
 from test_retrain import learn
@@ -417,7 +416,7 @@ def test_a_checkpoint_is_written_by_one_training_at_a_time(
     model, written = small_classifier(tmp_path / "in.pt2"), tmp_path / "run" / "state"
     run = ["--decoder", "classification", "--epochs", "1", "--batch-size", "8", "--checkpoint", str(written)]
     command = arguments(model, tmp_path / "out.pt2", f"classes:{colours}", *run)
-    with lock_file(written.with_name("state.lock"), "", ""):
+    with lock_file(written.with_name("state.lock"), ""):
         assert main(command) == 1
     assert f"{written} is written by another training; end it first" in capsys.readouterr().err
     assert not written.exists()

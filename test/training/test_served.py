@@ -109,7 +109,7 @@ def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tm
         torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), models[-1])
     data, report = f"classes:{colours}", tmp_path / "report"
     chosen = ["--decoder", "classification", "--data", data, "--device", "cpu"]
-    how = ["--served", "--precision", "fp32", "--latency", "--instances", "2", "--backend", "eager"]
+    how = ["--served", "--precision", "fp32", "--latency", "--backend", "eager"]
     assert main(["evaluate", *models, *chosen, *how, "--report", str(report)]) == 0
     rows = json.loads((report / "report.json").read_text())["networks"]
     assert [row["model"] for row in rows] == [models[0], models[0], models[1], models[1]]

@@ -128,12 +128,10 @@ def test_an_object_without_a_box_for_a_while_keeps_its_identity_and_then_loses_i
     assert ids(one.update(found(car(0)), 1034 * MS)) == [2]
 
 
-def test_classes_are_tracked_separately_unless_across_classes() -> None:
-    apart, across = tracker(), tracker(across_classes=True)
-    for one in (apart, across):
-        one.update(found(car(0)), 0)
-    changed = found(car(0, class_id=1))
-    assert [ids(one.update(changed, 33 * MS)) for one in (apart, across)] == [[0], [1]]
+def test_classes_are_tracked_separately() -> None:
+    one = tracker()
+    one.update(found(car(0)), 0)
+    assert ids(one.update(found(car(0, class_id=1)), 33 * MS)) == [0]
 
 
 def test_a_slightly_older_stamp_is_tolerated_and_a_much_older_one_ends_all_tracks() -> None:
@@ -209,12 +207,11 @@ def test_the_number_of_tracks_is_bounded() -> None:
         ),
         max_size=25,
     ),
-    st.booleans(),
 )  # fmt: skip
 def test_no_identity_occurs_twice_in_a_frame_or_is_used_again(
-    frames: list[tuple[int, list[tuple[float, ...]]]], across: bool
+    frames: list[tuple[int, list[tuple[float, ...]]]],
 ) -> None:
-    one, now_ns = tracker(across_classes=across), 10**15
+    one, now_ns = tracker(), 10**15
     last_seen: dict[int, int] = {}
     for number, (step_ns, rows) in enumerate(frames):
         now_ns += step_ns

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.lane import LaneDecoder
+from multi_dnn_ros.decoders.lane_map import LaneDecoder
 from multi_dnn_ros.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
@@ -57,7 +57,7 @@ def views(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
 @settings(deadline=None)
 def test_a_box_returns_to_its_position_in_the_whole_image(case: Any, fit: Any, data: Any) -> None:
     view, size = case
-    (window,) = view.windows(size)
+    window = view.window(size)
     assert 0 <= window.left < window.right <= size[1]
     assert 0 <= window.top < window.bottom <= size[0]
     dnn = detector(view, Preprocess(*data.draw(st.tuples(st.integers(8, 700), st.integers(8, 700))), fit=fit))
@@ -131,8 +131,8 @@ def test_lane_lines_of_a_crop_are_in_pixels_of_the_image() -> None:
 def test_a_window_beyond_the_image_names_the_parameter_and_both_sizes() -> None:
     view = View((0, 288, 1280, 432), where="parameter dnn.far.crop")
     assert view.min_size == (720, 1280)
-    assert view.windows((720, 1280)) == (Window(0, 288, 1280, 432),)
+    assert view.window((720, 1280)) == Window(0, 288, 1280, 432)
     with pytest.raises(
         ValueError, match=r"dnn.far.crop is \[0, 288, 1280, 432\], which ends at 1280 x 720; .* 640 x 480"
     ):
-        view.windows((480, 640))
+        view.window((480, 640))

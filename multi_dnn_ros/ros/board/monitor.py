@@ -6,43 +6,39 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from multi_dnn_ros.ros.board.nvml import nvml_sources
-from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, merged
-from multi_dnn_ros.ros.board.sysfs import sysfs_sources
+from multi_dnn_ros.ros.board.sensors import Reading, load_nvml, read_sensors
 
 PERIOD_S = 2.0
-#: A driver that does not answer for this time is taken to block.
-BLOCKED_S = 10.0
+#: A reading that is older is not shown: a driver blocks.
+MAX_AGE_S = 10.0
 #: Energy per result covers this time.
 WINDOW_S = 10.0
-_NOTHING = Reading()
 
 
 class BoardMonitor:
-    """Starts reading when it is created. root: /sys, or a copy of it. warn: called with one line per failing sensor.
+    """Starts reading when it is created. warn: called once if reading fails. root: /sys, or a copy of it.
 
-    sources: called in the thread, returns the sensors to read; None: those of this computer. clock: seconds, monotonic.
+    read: called in the thread; None: reads the sensors of this computer. clock: seconds, monotonic.
     """
 
     def __init__(
         self,
         warn: Callable[[str], None],
         root: Path = Path("/sys"),
-        sources: Callable[[Faults], list[Source]] | None = None,
+        read: Callable[[], Reading] | None = None,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._warn = warn
-        self._faults = Faults(warn)
         self._root = root
-        self._find = sources or self._all_sources
+        self._read = read
         self._period_s = period_s
         self._clock = clock
-        self._being_read: tuple[str, float] | None = None  # name of the source, and since when
         self._stop = threading.Event()
-        self._latest = _NOTHING
+        self._latest = clock(), Reading()
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
         self._thread.start()
 
@@ -51,39 +47,21 @@ class BoardMonitor:
 
         Takes no lock.
         """
-        being_read = self._being_read
-        if being_read is not None and self._clock() - being_read[1] > BLOCKED_S:
-            self._faults.add(being_read[0], f"no answer for {BLOCKED_S:g} s; all sensors are left out until it answers")
-            return _NOTHING
-        return self._latest
+        at_s, reading = self._latest
+        return reading if self._clock() - at_s <= self._period_s + MAX_AGE_S else Reading()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the thread; a driver that blocks may keep it alive."""
         self._stop.set()
         self._thread.join(timeout_s)
 
-    def _all_sources(self, faults: Faults) -> list[Source]:
-        return [*sysfs_sources(self._root, faults), *nvml_sources(faults)]
-
     def _run(self) -> None:
-        sources: list[Source] = []
         try:
-            sources = self._find(self._faults)
+            read = self._read or partial(read_sensors, self._root, load_nvml())
+            while not self._stop.wait(self._period_s):
+                self._latest = self._clock(), read()
         except Exception as error:
-            self._warn(f"the sensors of this computer cannot be listed, so /diagnostics has no status `board`: {error}")
-        while sources and not self._stop.wait(self._period_s):
-            self._latest = merged([self._read(source) for source in sources])
-
-    def _read(self, source: Source) -> Reading:
-        name = type(source).__name__
-        self._being_read = name, self._clock()
-        try:
-            return source.read()
-        except Exception as error:  # one failing source must not stop the reading of the others
-            self._faults.add(name, error)
-            return Reading()
-        finally:
-            self._being_read = None
+            self._warn(f"the sensors of this computer cannot be read; /diagnostics has no status `board`: {error}")
 
 
 class EnergyPerResult:

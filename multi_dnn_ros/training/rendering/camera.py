@@ -39,44 +39,32 @@ class Camera:
         yaw = np.array([[cy, 0.0, -sy], [0.0, 1.0, 0.0], [sy, 0.0, cy]])
         pitch = np.array([[1.0, 0.0, 0.0], [0.0, cp, sp], [0.0, -sp, cp]])
         roll = np.array([[cr, -sr, 0.0], [sr, cr, 0.0], [0.0, 0.0, 1.0]])
-        rotation: Points = roll @ pitch @ yaw
-        return rotation
+        return np.asarray(roll @ pitch @ yaw)
 
     def optical(self, points: Points) -> Points:
         """(N, 3) points in metres -> (N, 3) in the optical frame."""
-        moved = points - np.array([0.0, self.mount_m, 0.0])
-        rotated: Points = moved @ self.rotation.T
-        return rotated
+        return np.asarray((points - np.array([0.0, self.mount_m, 0.0])) @ self.rotation.T)
 
     def pixels(self, optical: Points) -> Points:
         """(N, 3) optical points with z >= NEAR_M -> (N, 2) u, v in pixels (u right, v down, pixel centres at .0)."""
         scale = self.focal / optical[:, 2]
-        pixels = np.empty((len(optical), 2))
-        pixels[:, 0] = self.width / 2 - 0.5 + optical[:, 0] * scale
-        pixels[:, 1] = self.height / 2 - 0.5 - optical[:, 1] * scale
-        return pixels
+        u, v = self.width / 2 - 0.5 + optical[:, 0] * scale, self.height / 2 - 0.5 - optical[:, 1] * scale
+        return np.stack([u, v], axis=1)
 
     def horizon(self) -> float:
         """Row of the horizon in the middle of the image, pixels."""
         return self.height / 2 - 0.5 - self.focal * float(np.tan(self.pitch))
 
 
-def in_vehicle_axes(points: Points) -> Points:
-    """(N, 3) camera coordinates -> (N, 3) x forward, y left, z up (REP 103), with the same origin."""
-    return points[:, [2, 0, 1]] * (1.0, -1.0, 1.0)
-
-
 def clip_near(polygon: Points) -> Points:
     """The part of a planar polygon (K, 3), in the optical frame, with z >= NEAR_M (Sutherland and Hodgman 1974)."""
-    inside = polygon[:, 2] >= NEAR_M
-    if inside.all():
+    if (polygon[:, 2] >= NEAR_M).all():
         return polygon
     kept: list[Points] = []
-    for k in range(len(polygon)):
-        a, b = polygon[k], polygon[(k + 1) % len(polygon)]
-        if inside[k]:
+    for a, b in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
+        if a[2] >= NEAR_M:
             kept.append(a)
-        if inside[k] != inside[(k + 1) % len(polygon)]:
+        if (a[2] >= NEAR_M) != (b[2] >= NEAR_M):
             kept.append(a + (b - a) * ((NEAR_M - a[2]) / (b[2] - a[2])))
     return np.array(kept).reshape(-1, 3)
 
@@ -100,14 +88,13 @@ class RoadPath:
         self.z = z - np.interp(0.0, s, z)
         self.y = 0.5 * bend * s * np.abs(s)
 
-    def at(self, s: Points | float, d: Points | float, up: Points | float = 0.0) -> Points:
-        """(N, 3) camera coordinates of points `s` along, `d` to the right and `up` above the road."""
+    def at(self, s: Points | float, d: float) -> Points:
+        """(N, 3) camera coordinates of points on the road, `s` along and `d` to the right."""
+        s = np.atleast_1d(s)
         theta = np.interp(s, self.s, self.theta)
         x = np.interp(s, self.s, self.x) + d * np.cos(theta)
         z = np.interp(s, self.s, self.z) - d * np.sin(theta)
-        points = np.empty((np.size(x), 3))
-        points[:, 0], points[:, 1], points[:, 2] = x, np.interp(s, self.s, self.y) + up, z
-        return points
+        return np.stack([x, np.interp(s, self.s, self.y), z], axis=1)
 
     def heading(self, s: float) -> float:
         """Direction of the road at `s`, radians, 0 = straight ahead, right positive."""

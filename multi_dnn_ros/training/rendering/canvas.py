@@ -53,14 +53,12 @@ class Canvas:
     def project(self, points: Points) -> Points:
         """Clip and project a polygon (K, 3) in metres: (K', 2) pixels, possibly empty."""
         polygon = clip_near(self.camera.optical(points))
-        if len(polygon) < 3:
-            return np.zeros((0, 2))
-        return np.clip(self.camera.pixels(polygon), -_LIMIT, _LIMIT)
+        return np.clip(self.camera.pixels(polygon), -_LIMIT, _LIMIT) if len(polygon) >= 3 else np.zeros((0, 2))
 
-    def fill(self, pixels: Points, colour: npt.ArrayLike, convex: bool = True) -> None:
+    def fill(self, pixels: Points, colour: npt.ArrayLike, convex: bool = False) -> None:
         """Fill a polygon (K, 2), anti-aliased."""
         if len(pixels) >= 3:
-            fill_polygon(self.image, pixels, np.asarray(colour, dtype=np.float64).tolist(), convex)
+            _fill(self.image, _fixed(pixels), np.asarray(colour, dtype=np.float64).tolist(), cv2.LINE_AA, convex)
 
     def darken(self, polygons: list[Points], strength: float) -> None:
         """Draw soft shadows on everything drawn so far; strength 0..1."""
@@ -69,14 +67,15 @@ class Canvas:
         top = int(np.clip(min(polygon[:, 1].min() for polygon in polygons) - 6, 0, self.camera.height - 1))
         mask = np.zeros((self.camera.height - top, self.camera.width), np.uint8)
         for polygon in polygons:
-            fill_polygon(mask, polygon - (0, top), 255 * strength)
+            _fill(mask, _fixed(polygon - (0, top)), 255 * strength, cv2.LINE_AA, True)
         keep = cv2.bitwise_not(cv2.blur(mask, (5, 5)))
         cv2.multiply(self.image[top:], cv2.merge([keep] * 3), dst=self.image[top:], scale=1 / 255)
 
     def draw(self, mesh: Mesh, position: Points, heading: float, number: int = SCENERY) -> Silhouette | None:
         """Draw a mesh at `position` (3,), rotated by `heading` radians. number: the object's number in `owner`.
 
-        Returns its silhouette, or None if it lies outside of the image.
+        Polygons are filled that face the camera, lie in the image and are larger than _SPECK. Returns the silhouette of
+        an object, or None if it lies outside of the image.
         """
         cos, sin = np.cos(heading), np.sin(heading)
         turn = np.array([[cos, 0.0, -sin], [0.0, 1.0, 0.0], [sin, 0.0, cos]])
@@ -93,42 +92,27 @@ class Canvas:
             starts = np.cumsum(counts) - counts
             optical = np.concatenate(parts)
         pixels = np.clip(self.camera.pixels(optical), -_LIMIT, _LIMIT)
-        distance = float(max(np.hypot(position[0], position[2]), 0.5))
-        colours = self.light.lit(mesh.colours, mesh.normals @ turn, mesh.glow, distance, float(position[0]))
-        return self._paint(mesh, pixels, starts, counts, colours, number)
-
-    def _paint(
-        self,
-        mesh: Mesh,
-        pixels: Points,
-        starts: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.int64],
-        colours: Points,
-        number: int,
-    ) -> Silhouette | None:
-        """Fill the polygons that face the camera, lie in the image and are larger than _SPECK."""
         low, high = np.minimum.reduceat(pixels, starts), np.maximum.reduceat(pixels, starts)
         one, two = pixels[starts + 1] - pixels[starts], pixels[starts + 2] - pixels[starts]
         facing = ~mesh.one_sided | (one[:, 0] * two[:, 1] - one[:, 1] * two[:, 0] < 0.0)
-        facing &= low[:, 1] > -_LIMIT  # excludes the tiny polygons of `draw`
-        inside = (
-            (high[:, 0] >= 0) & (high[:, 1] >= 0) & (low[:, 0] < self.camera.width) & (low[:, 1] < self.camera.height)
-        )
+        facing &= low[:, 1] > -_LIMIT  # excludes the tiny polygons
+        inside = (high >= 0).all(axis=1) & (low < (self.camera.width, self.camera.height)).all(axis=1)
         drawn = np.flatnonzero(facing & inside & ((high - low).min(axis=1) > _SPECK)).tolist()
         if not drawn:
             return None
-        fixed = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
-        ends, begins, paint = (starts + counts).tolist(), starts.tolist(), colours.tolist()
-        for k in drawn:
-            _fill(self.image, fixed[begins[k] : ends[k]], paint[k], cv2.LINE_AA)
+        distance = float(max(np.hypot(position[0], position[2]), 0.5))
+        colours = self.light.lit(mesh.colours, mesh.normals @ turn, mesh.glow, distance, float(position[0]))
+        fixed = _fixed(pixels)
+        polygons = [fixed[starts[k] : starts[k] + counts[k]] for k in drawn]
+        for k, polygon in zip(drawn, polygons, strict=True):
+            _fill(self.image, polygon, colours[k].tolist(), cv2.LINE_AA, len(polygon) <= 6)
             if mesh.glow[k] > 0.7:
                 u, v = (0.5 * (low[k] + high[k])).tolist()
                 self.lamps.append((u, v, float((high[k] - low[k]).max()), colours[k], number))
         if number == SCENERY:
-            for k in drawn:
-                _fill(self.owner, fixed[begins[k] : ends[k]], SCENERY, cv2.LINE_8)
+            for polygon in polygons:
+                _fill(self.owner, polygon, SCENERY, cv2.LINE_8, len(polygon) <= 6)
             return None
-        polygons = [fixed[begins[k] : ends[k]] for k in drawn]
         return self._set_owner(polygons, low[facing].min(axis=0), high[facing].max(axis=0), number)
 
     def _set_owner(
@@ -141,7 +125,7 @@ class Canvas:
         mask = np.zeros((y1 - y0, x1 - x0), np.uint8)
         corner = np.array([x0 << _SHIFT, y0 << _SHIFT], dtype=np.int32)
         for polygon in polygons:
-            _fill(mask, polygon - corner, 255, cv2.LINE_8)
+            _fill(mask, polygon - corner, 255, cv2.LINE_8, len(polygon) <= 6)
         self.owner[y0:y1, x0:x1][mask > 0] = number
         left, top, width, height = cv2.boundingRect(mask)
         if width == 0 or height == 0:
@@ -151,20 +135,15 @@ class Canvas:
         return Silhouette(box, int(cv2.countNonZero(mask)), min(1.0, inside))
 
 
-def _fill(image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: list[float] | float, kind: int) -> None:
-    """Fill a polygon in fixed-point pixels. Quadrilaterals are convex here; tree blobs need not be."""
-    if len(fixed) <= 6:
+def _fixed(pixels: Points) -> npt.NDArray[np.int32]:
+    return np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
+
+
+def _fill(
+    image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: list[float] | float, kind: int, convex: bool
+) -> None:
+    """Fill a polygon in fixed-point pixels. Meshes have convex polygons of up to six corners; blobs need not be."""
+    if convex:
         cv2.fillConvexPoly(image, fixed, colour, kind, _SHIFT)
     else:
         cv2.fillPoly(image, [fixed], colour, kind, _SHIFT)
-
-
-def fill_polygon(
-    image: npt.NDArray[np.uint8], pixels: Points, colour: list[float] | float, convex: bool = True
-) -> None:
-    """Fill a polygon (K, 2) with subpixel coordinates, anti-aliased."""
-    fixed = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
-    if convex:
-        cv2.fillConvexPoly(image, fixed, colour, cv2.LINE_AA, _SHIFT)
-    else:
-        cv2.fillPoly(image, [fixed], colour, cv2.LINE_AA, _SHIFT)

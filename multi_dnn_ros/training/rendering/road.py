@@ -15,6 +15,8 @@ from multi_dnn_ros.training.rendering.canvas import Canvas
 from multi_dnn_ros.training.rendering.light import VISIBLE_CONTRAST
 from multi_dnn_ros.training.rendering.mesh import Colour
 
+Mask = npt.NDArray[np.uint8]
+
 #: Lane lines are in the truth up to this distance, metres (less in fog).
 LANE_TRUTH_M = 70.0
 #: Width of a line in the lane truth at the horizon and at the bottom of the image, as a share of the image's width.
@@ -45,7 +47,7 @@ class Strip:
 
     left: float
     right: float
-    colour: Colour
+    colour: npt.ArrayLike
     grain: float
 
 
@@ -57,7 +59,7 @@ class Decal:
     d: float
     length: float
     width: float
-    colour: Colour
+    colour: npt.ArrayLike
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class RoadSection:
 
 
 @lru_cache(maxsize=1)
-def _grain() -> npt.NDArray[np.uint8]:
+def _grain() -> Mask:
     """(256, 256) tileable noise around 128: fine grain on coarser blotches."""
     rng = np.random.default_rng(20260)
     total = np.zeros((_TILE, _TILE), np.float32)
@@ -118,17 +120,10 @@ def draw_ground(canvas: Canvas, path: RoadPath, section: RoadSection, travelled:
         cv2.fillPoly(mask, [np.rint((pixels - (0, top)) * 16).astype(np.int32)], 255, cv2.LINE_8, 4)
         cv2.copyTo(np.broadcast_to(colours.astype(np.uint8)[:, None, :], ground.shape).copy(), mask, ground)
         amplitude[mask > 0] = int(255 * strip.grain)
-    _texture(canvas, ground, amplitude, distance, top, travelled)
+    _texture(canvas, ground, amplitude, distance, travelled)
 
 
-def _texture(
-    canvas: Canvas,
-    ground: npt.NDArray[np.uint8],
-    amplitude: npt.NDArray[np.uint8],
-    distance: Points,
-    top: int,
-    travelled: float,
-) -> None:
+def _texture(canvas: Canvas, ground: Mask, amplitude: Mask, distance: Points, travelled: float) -> None:
     """Lay the grain on the ground in perspective; it fades where a pixel covers more than the grain's own size."""
     camera = canvas.camera
     far = distance.astype(np.float32)[:, None]
@@ -136,9 +131,7 @@ def _texture(
     along = np.broadcast_to(far + np.float32(travelled % (_TILE * 0.5)), across.shape)
     total = np.zeros(across.shape, np.int16)
     for metres, reach in ((0.04, 16.0), (0.5, 70.0)):
-        tile = cv2.remap(
-            _grain(), across / metres, along / metres, interpolation=cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP
-        )
+        tile = cv2.remap(_grain(), across / metres, along / metres, cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP)
         fade = np.clip(1.3 - distance / reach, 0.0, 1.0)[:, None]
         total += ((tile.astype(np.int16) - 128) * (fade * 24).astype(np.int16)) >> 5
     brightness = float(np.clip(canvas.light.ambient.mean(), 0.2, 1.0))
@@ -152,7 +145,7 @@ def draw_decals(canvas: Canvas, path: RoadPath, decals: list[Decal]) -> None:
         half = decal.width / 2
         s = decal.s + np.array([0.0, decal.length / 2, decal.length])
         corners = np.concatenate([path.at(s, decal.d - half), path.at(s[::-1], decal.d + half)])
-        canvas.fill(canvas.project(corners), canvas.light.flat(decal.colour, max(decal.s, 1.0))[0], convex=False)
+        canvas.fill(canvas.project(corners), canvas.light.flat(decal.colour, max(decal.s, 1.0))[0])
 
 
 def draw_markings(canvas: Canvas, path: RoadPath, section: RoadSection, travelled: float) -> None:
@@ -168,7 +161,7 @@ def draw_markings(canvas: Canvas, path: RoadPath, section: RoadSection, travelle
                 centre = line.offset + shift
                 half = line.width_m * (0.42 if line.double else 0.5)
                 edge = np.concatenate([path.at(s, centre - half), path.at(s[::-1], centre + half)])
-                canvas.fill(canvas.project(edge), shade, convex=False)
+                canvas.fill(canvas.project(edge), shade)
 
 
 def _pieces(line: LaneLine, travelled: float) -> list[tuple[float, float]]:
@@ -182,7 +175,7 @@ def _pieces(line: LaneLine, travelled: float) -> list[tuple[float, float]]:
     return [(max(float(a), 0.6), float(a) + line.dash_m) for a in starts if a + line.dash_m > 0.7][::-1]
 
 
-def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> npt.NDArray[np.uint8]:
+def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> Mask:
     """(H, W) uint8: every marked line, numbered from the left, drawn through the gaps between its dashes.
 
     A line ends LANE_TRUTH_M ahead, or where fog leaves less than VISIBLE_CONTRAST of it, and is cut out where an object
@@ -199,7 +192,9 @@ def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> npt.NDAr
         optical = camera.optical(path.at(s, line.offset))
         optical = optical[optical[:, 2] > 0.4]
         pixels = camera.pixels(optical)
-        if _length_inside(pixels, camera.width, camera.height) < 0.05 * camera.width:
+        inside = np.all((pixels >= 0) & (pixels < (camera.width, camera.height)), axis=1)
+        lengths = np.hypot(*np.diff(pixels, axis=0).T)
+        if lengths[inside[:-1] & inside[1:]].sum() < 0.05 * camera.width:
             continue
         number += 1
         for (u0, v0), (u1, v1) in itertools.pairwise(pixels.tolist()):
@@ -207,29 +202,10 @@ def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> npt.NDAr
                 continue
             depth = min(max((0.5 * (v0 + v1) - horizon) / max(camera.height - horizon, 1.0), 0.0), 1.0)
             share = LANE_TRUTH_WIDTH[0] + (LANE_TRUTH_WIDTH[1] - LANE_TRUTH_WIDTH[0]) * depth
-            ends = [(round(u * 16), round(v * 16)) for u, v in ((u0, v0), (u1, v1))]
-            cv2.line(mask, ends[0], ends[1], number, max(1, round(share * camera.width)), cv2.LINE_8, 4)
+            begin, end = ((round(u * 16), round(v * 16)) for u, v in ((u0, v0), (u1, v1)))
+            cv2.line(mask, begin, end, number, max(1, round(share * camera.width)), cv2.LINE_8, 4)
     mask[canvas.owner > 0] = 0
-    return _renumbered(mask)
-
-
-def lane_lines(path: RoadPath, section: RoadSection) -> tuple[Points, ...]:
-    """Every marked line up to LANE_TRUTH_M, whether it is seen or not, from left to right: (K, 3) camera coordinates,
-    the middle of the line every 0.25 m, through the gaps between its dashes.
-    """
-    s = np.arange(0.0, LANE_TRUTH_M, 0.25)
-    return tuple(path.at(s, line.offset) for line in section.lines)
-
-
-def _length_inside(pixels: Points, width: int, height: int) -> float:
-    inside = (pixels[:, 0] >= 0) & (pixels[:, 0] < width) & (pixels[:, 1] >= 0) & (pixels[:, 1] < height)
-    both = inside[:-1] & inside[1:]
-    return float(np.hypot(*np.diff(pixels, axis=0).T)[both].sum())
-
-
-def _renumbered(mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Close the gaps that wholly hidden lines leave in the numbers."""
     present = np.flatnonzero(np.bincount(mask.ravel(), minlength=256)[1:]) + 1
-    table = np.zeros(256, np.uint8)
+    table = np.zeros(256, np.uint8)  # closes the gaps that wholly hidden lines leave in the numbers
     table[present] = np.arange(1, len(present) + 1)
     return np.asarray(cv2.LUT(mask, table), dtype=np.uint8)

@@ -56,13 +56,8 @@ def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float, seconds: f
     if backdrop.cover > 0:
         u = ((azimuth[None, :] / 0.9 + backdrop.wind * seconds) / np.clip(height * 2.5 + 0.35, 0.2, 9)[:, None]) * 128
         v = np.broadcast_to((1.0 / (height + 0.22) * 24)[:, None], u.shape)
-        density = cv2.remap(
-            _clouds(),
-            (u % 512).astype(np.float32),
-            (v % 127).astype(np.float32),
-            cv2.INTER_LINEAR,
-            borderMode=cv2.BORDER_WRAP,
-        )
+        across, up = (u % 512).astype(np.float32), (v % 127).astype(np.float32)
+        density = cv2.remap(_clouds(), across, up, cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP)
         alpha = np.clip((density + 2.6 * backdrop.cover - 1.5) * 0.7, 0, 0.92)
         alpha *= np.clip(height * 9 + 0.2, 0, 1)[:, None]
         sky = sky + (backdrop.cloud.astype(np.float32) - sky) * alpha[..., None].astype(np.float32)
@@ -97,7 +92,7 @@ def _ridges(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
             height += rough * rng.normal() / k * np.sin(azimuth * k * 4.3 + rng.uniform(0, 6.28))
         v = camera.horizon() - camera.focal * np.clip(height, 0.0, 0.3)
         outline = np.concatenate([np.stack([u, v], 1), [[camera.width + 8, base], [-8, base]]])
-        canvas.fill(outline, colour, convex=False)
+        canvas.fill(outline, colour)
 
 
 def _skyline(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
@@ -105,13 +100,8 @@ def _skyline(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
     base = camera.horizon() + 0.05 * camera.height
     rng = np.random.default_rng(backdrop.skyline)
     for _ in range(34):
-        azimuth, wide, tall, shade = (
-            rng.uniform(-1.3, 1.3),
-            rng.uniform(0.012, 0.05),
-            rng.uniform(0.01, 0.13),
-            rng.uniform(0.75, 1.0),
-        )
+        azimuth, wide, tall, shade = rng.uniform((-1.3, 0.012, 0.01, 0.75), (1.3, 0.05, 0.13, 1.0)).tolist()
         u0 = camera.width / 2 + camera.focal * (azimuth - heading)
         u1, v = u0 + camera.focal * wide, camera.horizon() - camera.focal * tall
         colour = backdrop.horizon * 0.62 * shade + 18
-        canvas.fill(np.array([[u0, base], [u1, base], [u1, v], [u0, v]]), colour)
+        canvas.fill(np.array([[u0, base], [u1, base], [u1, v], [u0, v]]), colour, convex=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from multi_dnn_ros.training.rendering.light import Light
-from multi_dnn_ros.training.rendering.mesh import Colour
+from multi_dnn_ros.training.rendering.mesh import Colour, one_of
 from multi_dnn_ros.training.rendering.road import LaneLine, RoadSection, Strip
 from multi_dnn_ros.training.rendering.sky import Backdrop
 from multi_dnn_ros.training.rendering.weather import Sensor
@@ -34,7 +34,16 @@ class Conditions:
         )
 
 
-def _jitter(rng: np.random.Generator, base: Colour, spread: float) -> Colour:
+_ASPHALTS: tuple[Colour, ...] = ((96, 96, 100), (74, 75, 80), (118, 116, 114))
+_TERRAINS: tuple[Colour, ...] = ((104, 112, 62), (92, 104, 58), (160, 140, 96), (120, 104, 78), (84, 98, 66))
+#: Numbers of lanes forward and opposing in suburbs and cities, with their probabilities.
+_LANES, _LANES_P = ((1, 1), (2, 1), (2, 2), (3, 0), (2, 0)), (0.36, 0.14, 0.3, 0.08, 0.12)
+#: Lengths of dashes and gaps, metres.
+_HIGHWAY_DASHES, _DASHES = ((3.0, 9.0), (6.0, 12.0), (4.0, 8.0)), ((3.0, 6.0), (3.0, 3.0), (2.0, 4.0), (4.5, 4.5))
+
+
+def _shade(rng: np.random.Generator, base: Colour, spread: float) -> Colour:
+    """A lighter or darker colour than `base`, with a slight tint."""
     grey = rng.uniform(-spread, spread)
     r, g, b = np.clip(np.asarray(base) + grey + rng.uniform(-spread, spread, 3) * 0.3, 4, 250).tolist()
     return (r, g, b)
@@ -49,56 +58,48 @@ def road_section(rng: np.random.Generator, conditions: Conditions) -> RoadSectio
     elif style == "country":
         forward, opposing = 1, 1
     else:
-        kind = int(rng.choice(5, p=[0.36, 0.14, 0.3, 0.08, 0.12]))
-        forward, opposing = ((1, 1), (2, 1), (2, 2), (3, 0), (2, 0))[kind]
+        forward, opposing = _LANES[int(rng.choice(5, p=_LANES_P))]
     left, right = -opposing * width, forward * width
     lines = _lines(rng, style, width, forward, opposing)
-    asphalt = _jitter(rng, ((96, 96, 100), (74, 75, 80), (118, 116, 114))[int(rng.integers(3))], 12)
+    asphalt = np.array(_shade(rng, one_of(rng, _ASPHALTS), 12))
     if conditions.weather == "rain":
-        asphalt = (asphalt[0] * 0.72, asphalt[1] * 0.72, asphalt[2] * 0.74)
+        asphalt = asphalt * (0.72, 0.72, 0.74)
     if snow:
-        asphalt = (asphalt[0] * 0.55 + 70, asphalt[1] * 0.55 + 72, asphalt[2] * 0.55 + 75)
-    terrain = _jitter(
-        rng, ((104, 112, 62), (92, 104, 58), (160, 140, 96), (120, 104, 78), (84, 98, 66))[int(rng.integers(5))], 12
-    )
-    verge = _jitter(rng, (142, 132, 116), 16)
-    pavement = _jitter(rng, (146, 144, 140), 16)
+        asphalt = asphalt * 0.55 + (70, 72, 75)
+    terrain = _shade(rng, one_of(rng, _TERRAINS), 12)
+    verge, pavement = _shade(rng, (142, 132, 116), 16), _shade(rng, (146, 144, 140), 16)
     if style == "city":
-        terrain = _jitter(rng, (122, 120, 116), 14)
+        terrain = _shade(rng, (122, 120, 116), 14)
     if snow:
-        terrain, verge = (222.0, 226.0, 232.0), (206.0, 210.0, 214.0)
-        pavement = _jitter(rng, (196, 198, 202), 8)
-    strips: list[Strip] = []
+        terrain, verge, pavement = (222.0, 226.0, 232.0), (206.0, 210.0, 214.0), _shade(rng, (196, 198, 202), 8)
     if style in ("suburb", "city"):
         bay = float(rng.uniform(2.0, 2.3)) if style == "city" and rng.random() < 0.65 else 0.35
         path = float(rng.uniform(2.2, 3.6))
-        strips.append(Strip(left - 0.5 - path, right + bay + 0.15 + path, pavement, 0.35))
-        strips.append(Strip(left - 0.5, right + bay + 0.15, _jitter(rng, (168, 166, 160), 10), 0.3))
-        strips.append(Strip(left - 0.35, right + bay, asphalt, 0.3))
+        strips: tuple[Strip, ...] = (
+            Strip(left - 0.5 - path, right + bay + 0.15 + path, pavement, 0.35),
+            Strip(left - 0.5, right + bay + 0.15, _shade(rng, (168, 166, 160), 10), 0.3),
+            Strip(left - 0.35, right + bay, asphalt, 0.3),
+        )
     else:
-        hard = float(rng.uniform(0.3, 2.6))
-        soft = float(rng.uniform(0.3, 2.0))
-        strips.append(Strip(left - 0.6 - soft, right + hard + soft, verge, 0.9))
-        strips.append(Strip(left - 0.6, right + hard, asphalt, 0.3))
+        hard, soft = float(rng.uniform(0.3, 2.6)), float(rng.uniform(0.3, 2.0))
+        strips = (
+            Strip(left - 0.6 - soft, right + hard + soft, verge, 0.9),
+            Strip(left - 0.6, right + hard, asphalt, 0.3),
+        )
     return RoadSection(
-        strips=tuple(strips),
-        lines=lines,
-        forward=tuple((k + 0.5) * width for k in range(forward)),
-        opposing=tuple(-(k + 0.5) * width for k in range(opposing)),
-        left=strips[-1].left,
-        right=strips[-1].right,
-        terrain=terrain,
+        strips, lines, tuple((k + 0.5) * width for k in range(forward)),
+        tuple(-(k + 0.5) * width for k in range(opposing)), strips[-1].left, strips[-1].right, terrain,
         terrain_grain=0.35 if style == "city" or snow else 1.0,
         wet=float(rng.uniform(0.4, 1.0)) if conditions.weather == "rain" else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _lines(rng: np.random.Generator, style: str, width: float, forward: int, opposing: int) -> tuple[LaneLine, ...]:
-    white, yellow = _jitter(rng, (232, 232, 228), 12), _jitter(rng, (226, 178, 48), 12)
+    white, yellow = _shade(rng, (232, 232, 228), 12), _shade(rng, (226, 178, 48), 12)
     american = rng.random() < 0.55
     wear = float(np.clip(rng.exponential(0.14), 0.0, 0.5))
-    dash, gap = ((3.0, 9.0), (6.0, 12.0), (4.0, 8.0))[int(rng.integers(3))] if style == "highway" else (
-        (3.0, 6.0), (3.0, 3.0), (2.0, 4.0), (4.5, 4.5))[int(rng.integers(4))]  # fmt: skip
+    dashes = _HIGHWAY_DASHES if style == "highway" else _DASHES
+    dash, gap = dashes[int(rng.integers(len(dashes)))]
     thin = float(rng.uniform(0.11, 0.17))
     wide = thin * float(rng.uniform(1.0, 1.6))
     edged = style in ("highway", "country") or rng.random() < 0.5
@@ -148,10 +149,8 @@ def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Lig
         "clear": rng.uniform(500, 1500), "cloudy": rng.uniform(350, 900), "rain": rng.uniform(110, 260),
         "fog": rng.uniform(38, 95), "snow": rng.uniform(80, 200),
     }[weather]  # fmt: skip
-    azimuth, elevation = (
-        float(rng.uniform(-np.pi, np.pi)),
-        float(rng.uniform(0.3, 0.9) if time == "day" else rng.uniform(0.04, 0.2)),
-    )
+    azimuth = float(rng.uniform(-np.pi, np.pi))
+    elevation = float(rng.uniform(0.3, 0.9) if time == "day" else rng.uniform(0.04, 0.2))
     sun = np.array([np.sin(azimuth) * np.cos(elevation), np.sin(elevation), np.cos(azimuth) * np.cos(elevation)])
     light = Light(
         ambient=ambient, sun=sun, contrast=0.5 - 0.32 * dull if time != "night" else 0.25, fog=low,
@@ -159,17 +158,13 @@ def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Lig
     )  # fmt: skip
     green = np.array([70.0, 92.0, 66.0]) if weather != "snow" else np.array([176.0, 184.0, 192.0])
     ridges = tuple(
-        (
-            np.clip((green * float(ambient.mean()) * (1 - haze) + low * haze), 0, 255),
-            float(tall),
-            float(rough),
-            int(rng.integers(1 << 30)),
-        )
+        (np.clip((green * float(ambient.mean()) * (1 - haze) + low * haze), 0, 255), float(tall), float(rough),
+         int(rng.integers(1 << 30)))
         for haze, tall, rough in (
             (0.7, rng.uniform(0.02, 0.075), rng.uniform(0.004, 0.014)),
             (0.35 + 0.5 * (dull > 0.8), rng.uniform(0.004, 0.04), rng.uniform(0.002, 0.01)),
         )
-    )
+    )  # fmt: skip
     backdrop = Backdrop(
         zenith=zenith, horizon=low, cloud=np.clip(overcast * (1.22 - 0.3 * dull), 0, 255),
         cover={"clear": rng.uniform(0.0, 0.5), "cloudy": rng.uniform(0.55, 0.9)}.get(weather, 0.8),

@@ -37,7 +37,7 @@ def _noise() -> npt.NDArray[np.int16]:
 
 
 @lru_cache(maxsize=8)
-def _corners(width: int, height: int, strength: float) -> npt.NDArray[np.uint8]:
+def _corners(width: int, height: int, strength: float) -> Image:
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     dark = 255 * (1.0 - strength * np.clip((x**2 + y**2) / 2, 0, 1) ** 1.5)
     return np.repeat(dark.astype(np.uint8)[..., None], 3, axis=2)
@@ -50,8 +50,7 @@ def glow(canvas: Canvas, strength: float) -> None:
     height, width = canvas.image.shape[:2]
     small = np.zeros((height // 4, width // 4, 3), np.uint8)
     for u, v, size, colour, number in canvas.lamps:
-        inside = 0 <= u < width and 0 <= v < height
-        if inside and canvas.owner[int(v), int(u)] == number:  # not occluded
+        if 0 <= u < width and 0 <= v < height and canvas.owner[int(v), int(u)] == number:  # not occluded
             radius = int(np.clip(size * 0.35 / 4 + 0.7, 1, 14))
             cv2.circle(small, (int(u / 4), int(v / 4)), radius, colour.tolist(), -1)
     wide = cv2.GaussianBlur(small, (0, 0), 5.0)
@@ -71,8 +70,7 @@ def rain(image: Image, amount: float, rng: np.random.Generator) -> None:
     for (u, v), long, grey in zip(start.tolist(), length.tolist(), shade.tolist(), strict=True):
         end = (round((u + slant * long) * 16), round((v + long) * 16))
         cv2.line(veil, (round(u * 16), round(v * 16)), end, grey, 1, cv2.LINE_AA, 4)
-    veil = cv2.GaussianBlur(veil, (3, 5), 0)
-    cv2.add(image, cv2.merge([veil] * 3), dst=image)
+    _lay(image, cv2.GaussianBlur(veil, (3, 5), 0))
 
 
 def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
@@ -84,7 +82,10 @@ def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
     radius = 0.6 + rng.exponential(0.9, count) * width / 640
     for (u, v), r in zip(centres.tolist(), radius.tolist(), strict=True):
         cv2.circle(veil, (round(u * 16), round(v * 16)), round(min(r, 5.0) * 16), 150, -1, cv2.LINE_AA, 4)
-    veil = cv2.GaussianBlur(veil, (5, 5), 0)
+    _lay(image, cv2.GaussianBlur(veil, (5, 5), 0))
+
+
+def _lay(image: Image, veil: Any) -> None:
     cv2.add(image, cv2.merge([veil] * 3), dst=image)
 
 
@@ -108,7 +109,6 @@ def expose(image: Image, sensor: Sensor, rng: np.random.Generator) -> Image:
         grain = cv2.multiply(tile, one, scale=sensor.noise / 64.0)
         picture = cv2.add(picture, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
     if sensor.jpeg > 0:
-        done, coded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, sensor.jpeg])
-        if done:
-            picture = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+        _, coded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, sensor.jpeg])
+        picture = cv2.imdecode(coded, cv2.IMREAD_COLOR)
     return np.ascontiguousarray(picture, dtype=np.uint8)

@@ -8,7 +8,6 @@ import cv2
 
 from multi_dnn_ros.vision.agreement import compare_detections
 from multi_dnn_ros.vision.drawing import PALETTE, Color, line_width
-from multi_dnn_ros.vision.merging import merge_detections
 from multi_dnn_ros.vision.placement import place_detections
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import Detections
@@ -63,5 +62,4 @@ KIND = ResultKind(
     score="multi_dnn_ros.training.metrics:score_detections",
     place=place_detections,
     agreement=compare_detections,
-    merge=merge_detections,
 )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from multi_dnn_ros.vision.drawing import PALETTE, blend
-from multi_dnn_ros.vision.merging import merge_masks
 from multi_dnn_ros.vision.placement import place_mask
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import NO_CLASS, Mask
@@ -30,5 +29,4 @@ KIND = ResultKind(
     draw=draw_areas,
     draw_order=-1,
     place=place_mask,
-    merge=merge_masks,
 )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from multi_dnn_ros.vision.drawing import PALETTE, blend
-from multi_dnn_ros.vision.merging import merge_masks
 from multi_dnn_ros.vision.placement import place_mask
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import NO_CLASS, Mask
@@ -31,5 +30,4 @@ KIND = ResultKind(
     draw_order=-2,
     has_labels=True,
     place=place_mask,
-    merge=merge_masks,
 )

@@ -19,21 +19,20 @@ MAX_BOXES = 1000
 #: boxes of low score: overlap. The values of the ByteTrack authors, who limit the distance (1 - similarity) to 0.8
 #: (match_thresh), 0.7 and 0.5.
 _MIN_SIMILARITY, _MIN_SIMILARITY_NEW, _MIN_OVERLAP_LOW = 0.2, 0.3, 0.5
+#: Boxes between this score and the threshold are kept only if they continue a track.
+LOW_SCORE = 0.1
 #: A lost and a present track that overlap more than this are the same object.
 _DUPLICATE_OVERLAP = 0.85
 
 
 @dataclass(frozen=True)
 class TrackerSettings:
-    """high_score: boxes of at least this score start tracks and are always kept. low_score: boxes between it and
-    high_score are kept only if they continue a track. max_lost_s: how long a track without a box is kept.
-    across_classes: whether a track may change its class.
+    """high_score: boxes of at least this score start tracks and are always kept. max_lost_s: how long a track without a
+    box is kept.
     """
 
     high_score: float
-    low_score: float = 0.1
     max_lost_s: float = 1.0
-    across_classes: bool = False
 
 
 @dataclass
@@ -104,7 +103,7 @@ class ByteTracker:
         tracks, settings = self._tracks, self._settings
         best = np.argsort(-scores, kind="stable")[:MAX_BOXES]
         high = best[scores[best] >= settings.high_score]
-        low = best[(scores[best] < settings.high_score) & (scores[best] >= settings.low_score)]
+        low = best[(scores[best] < settings.high_score) & (scores[best] >= LOW_SCORE)]
         predicted = tracks.motion.boxes()
         confirmed, new = np.flatnonzero(tracks.ids > 0), np.flatnonzero(tracks.ids == 0)
         box_tracks = np.full(len(boxes), -1, np.int64)  # for each box the index of its track; -1: none
@@ -119,8 +118,7 @@ class ByteTracker:
             if scored:
                 weights *= scores[boxes_left]
             weights -= minimum
-            if not settings.across_classes:
-                weights[tracks.class_ids[tracks_left][:, None] != class_ids[boxes_left]] = 0.0
+            weights[tracks.class_ids[tracks_left][:, None] != class_ids[boxes_left]] = 0.0
             rows, columns = assign(weights)
             box_tracks[boxes_left[columns]] = tracks_left[rows]
             return np.delete(tracks_left, rows), np.delete(boxes_left, columns)
@@ -192,8 +190,7 @@ class ByteTracker:
         if len(lost) and len(present):
             boxes = tracks.motion.boxes()
             same = overlaps(boxes[lost], boxes[present]) > _DUPLICATE_OVERLAP
-            if not self._settings.across_classes:
-                same &= tracks.class_ids[lost][:, None] == tracks.class_ids[present]
+            same &= tracks.class_ids[lost][:, None] == tracks.class_ids[present]
             ended[lost[same.any(axis=1)]] = True
         waiting = np.flatnonzero(tracks.lost & ~ended)
         if len(waiting) > MAX_BOXES:

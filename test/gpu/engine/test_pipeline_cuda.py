@@ -21,7 +21,6 @@ from multi_dnn_ros.graph.balance import balance
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.image_check import ImageCheck
-from multi_dnn_ros.pipeline.measured_backend import CHOICES
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.vision.agreement import Agreement
 
@@ -199,26 +198,3 @@ def test_a_dnn_whose_results_differ_is_prepared_again_in_float32(
     flat = {"device": "cuda:0", "dnns": ["lane"], "dnn.lane.precision": precision}
     build(to_config(flat | {"dnn.lane.check_images": str(tmp_path)}))
     assert "the DNN is prepared in float32" in caplog.text
-
-
-def test_the_measured_backend_is_used_by_auto_and_gives_the_same_results(
-    cpu_answers: dict[tuple[str, int], Tensors], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every backend of a GPU is prepared and measured here; whichever wins, the results agree with those of the CPU."""
-    monkeypatch.setattr(CHOICES, "_folder", tmp_path)
-    lines: list[str] = []
-    config = {"device": "cuda:0", "dnns": ["lane"], "dnn.lane.backend": "measured"}
-    build(to_config(config), lines.append)
-    (text,) = [line for line in lines if line.startswith("dnn.lane: backend ")]
-    assert ", measured now:" in text
-    timed = [line for line in text.splitlines() if line.startswith(("| eager ", "| cuda_graph "))]
-    assert len(timed) == 2
-    assert not any(" - " in line for line in timed)
-    lines.clear()
-    build(to_config({**config, "dnn.lane.backend": "auto"}), lines.append)
-    assert any(line.startswith(text.partition(",")[0] + f", from {tmp_path}") for line in lines)
-    found = answers("cuda:0", {"backend": "auto"})
-    lane = [key for key in found if key[0] == "lane"]
-    assert lane
-    for key in lane:
-        check_agreement(found[key], cpu_answers[key], 0.1)
