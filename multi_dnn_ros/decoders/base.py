@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, to_array
-from multi_dnn_ros.decoders.layout import Difference, Layout, Match, Pattern, match_classes
+from multi_dnn_ros.decoders.layout import POSSIBLE, Difference, Layout, Match, Pattern, match_classes
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
@@ -148,13 +148,13 @@ class Decoder:
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
         """Whether this decoder reads such outputs, and how certain that is."""
-        raise NotImplementedError
+        return cls.matches_patterns(layout)
 
     @classmethod
     def matches_patterns(cls, layout: Layout) -> Match | Difference:
-        """An implementation of `fits` for decoders whose patterns decide."""
+        """Whether the outputs have the shapes of `patterns`."""
         found = match_classes(layout, cls.patterns)
-        return found if isinstance(found, Difference) else Match(0, "", found.axes.get("classes", 0))
+        return found if isinstance(found, Difference) else Match(POSSIBLE, "the shapes", found.axes.get("classes", 0))
 
     @property
     def score_threshold(self) -> float:
