@@ -114,7 +114,7 @@ class LocalEngine:
         """Stop and free everything; for an engine in the node's process. Returns the names of threads that hang."""
         self.cancelled = True
         engine, self._engine = self._engine, None
-        hanging = engine.stop(timeout_s) if engine is not None else []
+        hanging = self._end(engine, timeout_s, drain=False)
         pipeline, self._pipeline, self._config = self._pipeline, None, None
         if pipeline is not None:
             from multi_dnn_ros.common.memory import release_memory
@@ -229,10 +229,14 @@ class LocalEngine:
         engine.offer(frame, offer.dnns)
 
     def _stop(self, engine: Engine | None, timeout_s: float) -> None:
-        hanging = engine.stop(timeout_s, drain=True) if engine is not None else []
+        self.emit(messages.Stopped(tuple(self._end(engine, timeout_s, drain=True))))
+
+    def _end(self, engine: Engine | None, timeout_s: float, *, drain: bool) -> list[str]:
+        """Returns the names of threads that hang."""
+        hanging = engine.stop(timeout_s, drain=drain) if engine is not None else []
         if not hanging and self._pins is not None:  # a hanging thread may still be uploading an image
             self._pins.close()
-        self.emit(messages.Stopped(tuple(hanging)))
+        return hanging
 
     def _on_result(self, result: Result) -> None:
         offer = result.frame.context

@@ -89,7 +89,6 @@ class Encoding:
 
     to_rgb: (rows, width, is big-endian, settings, image) writes RGB to the image. planes: rows of data per row of the
     image. multiple: divides the width and, if `planes` is above 1, the height. min_side: minimum of width and height.
-    quick: whether converting an image of 400 kB takes 0.01 to 0.03 ms; YUV and Bayer take up to 0.3 ms.
     """
 
     pixel_bytes: int
@@ -97,7 +96,6 @@ class Encoding:
     planes: float = 1.0
     multiple: int = 1
     min_side: int = 1
-    quick: bool = False
 
 
 def decode_image(message: ImageMessage, settings: ImageSettings, allocate: AllocateImage = new_image) -> RgbImage:
@@ -242,13 +240,13 @@ _YUYV = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_YUY2), multiple=2)
 
 #: By value of sensor_msgs/Image.encoding. README.md lists them; a test compares both.
 ENCODINGS = {
-    "rgb8": Encoding(3, _channels(3), quick=True),
-    "bgr8": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB), quick=True),
-    "rgba8": Encoding(4, _channels(4, cv2.COLOR_RGBA2RGB), quick=True),
-    "bgra8": Encoding(4, _channels(4, cv2.COLOR_BGRA2RGB), quick=True),
-    "mono8": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB), quick=True),
-    "8UC1": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB), quick=True),
-    "8UC3": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB), quick=True),
+    "rgb8": Encoding(3, _channels(3)),
+    "bgr8": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
+    "rgba8": Encoding(4, _channels(4, cv2.COLOR_RGBA2RGB)),
+    "bgra8": Encoding(4, _channels(4, cv2.COLOR_BGRA2RGB)),
+    "mono8": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
+    "8UC1": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
+    "8UC3": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
     "mono16": Encoding(2, _channels16(1, cv2.COLOR_GRAY2RGB)),
     "rgb16": Encoding(6, _channels16(3)),
     "bgr16": Encoding(6, _channels16(3, cv2.COLOR_BGR2RGB)),
