@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason, Result, Timing
 
@@ -86,6 +87,11 @@ class Inference:
 
     def _image(self, frame: Frame, device: torch.device) -> Tensors:
         task = self.task
+        source = frame.source
+        if task.from_host is not None and not isinstance(source, JpegFile):
+            inputs = task.from_host(source)
+            if inputs is not None:
+                return inputs
         if task.input_key is None or device.type != "cpu":
             return task.preprocess(frame.tensor(device))
         return frame.inputs(task.input_key, lambda: task.preprocess(frame.tensor(device)))

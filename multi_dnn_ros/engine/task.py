@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from multi_dnn_ros.engine.frame import Frame
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from multi_dnn_ros.backends import Stage, Tensors
@@ -42,6 +44,7 @@ class DnnTask:
     sms: number of SMs of the GPU that the DNN runs on; its networks must have been prepared for that share. 0: all.
     specialize: called once per image (height, width), while nothing is launched, to optimize preprocessing for that
     size. `preprocess` may then return the memory that the network reads. None: it does not.
+    from_host: as `preprocess`, for an image on the host, which is read later; None for a size that was not specialized.
     batch_delay_ns: how long an idle DNN waits for frames of further cameras.
     min_size: (height, width) of the smallest image that `preprocess` takes; smaller ones raise.
     input_key: on a CPU, equal for DNNs whose `preprocess` returns the same inputs for every image; a frame is
@@ -60,6 +63,7 @@ class DnnTask:
     max_age_ns: int | None = None
     sms: int = 0
     specialize: Callable[[tuple[int, int]], None] | None = None
+    from_host: Callable[[npt.NDArray[np.uint8]], Tensors | None] | None = None
     batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
     batch_delay_ns: int = 0
     remaining_ns: tuple[int, ...] | None = None

@@ -256,6 +256,7 @@ def make_task(
     return replace(
         task, networks=networks, remaining_ns=(round(took_ms * 1e6),), preprocess=graph or dnn.inputs,
         specialize=graph.specialize if graph else None,
+        from_host=graph.from_host if graph else None,
     )  # fmt: skip
 
 
@@ -308,8 +309,8 @@ def _preprocess_graph(dnn: Dnn, settings: DnnConfig, network: Network, device: t
     """Captured preprocessing, if `capture_preprocess` is set and the network is a CUDA graph."""
     if not settings.capture_preprocess or not isinstance(network, CapturedNetwork):
         return None
-    copy = enqueue_on(network.inputs[0].device).copy
-    return PreprocessGraph(dnn.inputs, network.inputs, capture_on(device), copy)
+    enqueue = enqueue_on(network.inputs[0].device)
+    return PreprocessGraph(dnn.inputs, network.inputs, capture_on(device), enqueue.copy, enqueue.copy_from_host)
 
 
 def _allocated_bytes(device: torch.device) -> int:
