@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.backends.gates import Gate
 
 Tensors = tuple[torch.Tensor, ...]
 Stage = Callable[[Tensors], Tensors]
@@ -19,13 +22,15 @@ class Shared:
 
     converted: weights cast to another dtype, by dtype and id of the float32 tensor, which must stay alive. pool,
     stream: memory pool of the CUDA graphs and the stream they are captured on. weights: those of ONNX Runtime's
-    sessions, by content.
+    sessions, by content. gate, reduce: see CapturedNetwork.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
     pool: Any = None
     stream: Any = None
     weights: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    gate: Gate | None = None
+    reduce: Callable[[Tensors], Tensors] | None = None
 
 
 @runtime_checkable

@@ -36,6 +36,7 @@ def prepare_batches(
     inputs: Tensors,
     device: torch.device,
     tolerance: float,
+    shared: Shared | None = None,
 ) -> dict[int, tuple[Stage, ...]]:
     """Prepare the stages for each batch size and compare a batch's results with those of its images alone.
 
@@ -44,7 +45,7 @@ def prepare_batches(
     must not run at the same time. Raises BatchError, and what the backend raises.
     """
     share_weights(list(chains.values()))
-    shared = Shared()
+    shared = shared or Shared()
     ready = {
         size: backend.prepare(stages, repeat_inputs(inputs, size), device, shared) for size, stages in chains.items()
     }

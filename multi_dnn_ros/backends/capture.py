@@ -19,31 +19,6 @@ _WARM_UP_CALLS = 3
 Launch = Callable[[], None]
 
 
-class CapturedFunction:
-    """A function of tensors in fixed memory, as one launch; its results are in fixed memory, too.
-
-    function: its control flow and shapes must not depend on values. source: the tensors that it reads; called with
-    other tensors, the function itself runs. capture: see capture_on. Raises what the capture raises.
-    """
-
-    def __init__(
-        self, function: Callable[[Tensors], Tensors], source: Tensors, capture: Callable[[Launch], Launch]
-    ) -> None:
-        self._function = function
-        self._source = source
-        self._results: Tensors = ()
-        self._replay = capture(self._run)
-
-    def _run(self) -> None:
-        self._results = self._function(self._source)
-
-    def __call__(self, carried: Tensors) -> Tensors:
-        if any(tensor is not source for tensor, source in zip(carried, self._source, strict=True)):
-            return self._function(carried)
-        self._replay()
-        return self._results
-
-
 def capture_on(device: torch.device) -> Callable[[Launch], Launch]:
     """A function that captures its argument as a CUDA graph and returns the replay.
 

@@ -27,7 +27,27 @@ _ENQUEUE = {
     "cuMemcpyDtoHAsync_v2": _COPY,
     "cuMemcpyDtoDAsync_v2": _COPY,
     "cuEventRecord": (_POINTER, _POINTER),
+    "cuStreamWriteValue32_v2": (_POINTER, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint),
 }
+
+
+class Counter:
+    """A number in page-locked memory that the GPU writes and the host reads without a call of the driver."""
+
+    def __init__(self, enqueue: Enqueue) -> None:
+        self._enqueue = enqueue
+        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._value: Any = memoryview(self._word.numpy())  # type: ignore[arg-type]  # read faster than an array
+        self._address = self._word.data_ptr()
+
+    @property
+    def value(self) -> int:
+        """The number written last."""
+        return int(self._value[0])
+
+    def write(self, value: int) -> None:
+        """Enqueue writing a number, after everything on the calling thread's current stream."""
+        self._enqueue.write(self._address, value)
 
 
 class Enqueue:
@@ -67,6 +87,15 @@ class Enqueue:
     def record(self, event: torch.cuda.Event) -> None:
         """Record an event, which PyTorch must have recorded before: the first time creates it."""
         self._call(self._library.cuEventRecord, event.cuda_event)
+
+    def counter(self) -> Counter:
+        """A new counter."""
+        return Counter(self)
+
+    def write(self, address: int, value: int) -> None:
+        """Write a 32-bit number to page-locked memory of the host, after everything before it has ended."""
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        check(self._library.cuStreamWriteValue32_v2(stream, address, value, 0))
 
     def _call(self, function: Any, *arguments: int | None) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self._index)

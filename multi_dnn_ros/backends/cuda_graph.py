@@ -12,16 +12,18 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
-from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.branch_choice import check_repeatable
 from multi_dnn_ros.backends.branched_graph import BranchStreams, CudaStreams, streams_used
 from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 from multi_dnn_ros.backends.capture import capture_graph
+from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
+from multi_dnn_ros.backends.gates import GateError
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.green_contexts import current_sms
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
@@ -39,8 +41,9 @@ class CudaGraph:
     happen during configuration.
 
     tolerance: largest error of a captured stage compared with the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: also capture
-    all stages as one graph. branches: parameter `dnn.<dnn>.branches`; "1" unless the kernels are eager or `compiler` is
+    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: capture all
+    stages as one graph, with gates in between; `prepare` then returns it as the only stage, a CapturedNetwork, unless
+    that fails. branches: parameter `dnn.<dnn>.branches`; "1" unless the kernels are eager or `compiler` is
     given. compiler: compiles the branches of stages that `kernels` has compiled.
     """
 
@@ -50,7 +53,7 @@ class CudaGraph:
         *,
         kernels: Backend | None = None,
         dnn: str = "",
-        single_launch: bool = True,
+        single_launch: bool = False,
         branches: str = "1",
         compiler: SegmentCompiler | None = None,
     ) -> None:
@@ -80,6 +83,8 @@ class CudaGraph:
             shared.pool = torch.cuda.graph_pool_handle()
             shared.stream = capture_stream(device)
         uncaptured = self._kernels.prepare(stages, inputs, device, shared)
+        if self._single_launch and (whole := self._capture_whole(uncaptured, stages, inputs, device, shared)):
+            return (whole,)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
@@ -101,9 +106,51 @@ class CudaGraph:
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)
-            if self._single_launch:
-                self._join(ready, device)
         return tuple(ready)
+
+    @torch.inference_mode()
+    def _capture_whole(
+        self,
+        uncaptured: Sequence[Stage],
+        sources: Sequence[torch.nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared,
+    ) -> CapturedNetwork | None:
+        """All stages as one graph; None, with a warning, if they cannot be captured."""
+        pool, stream = shared.pool, shared.stream
+        inputs = carried = tuple(tensor.to(device) for tensor in inputs)
+        launched: list[Stage] = []
+        for index, (stage, source) in enumerate(zip(uncaptured, sources, strict=True)):
+            launched.append(self._with_branches(f"job {index + 1} of {self._dnn}", stage, source, carried, stream))
+            carried = stage(carried)
+        if (session := getattr(uncaptured[0], "single_launch", None)) is not None:  # the backend's own of all stages
+            launched = [session]
+        branched = [each is not stage for each, stage in zip(launched, uncaptured, strict=False)]
+        originals = sources if any(branched) and session is None else uncaptured
+        try:
+            try:
+                whole = CapturedNetwork(
+                    launched, originals, inputs, pool, stream, self._tolerance,
+                    reduce=shared.reduce, gate=shared.gate,
+                )  # fmt: skip
+            except GateError as error:
+                log.warning("%s cannot be held back for more important DNNs: %s", self._dnn, summarize_error(error))
+                whole = CapturedNetwork(
+                    launched, originals, inputs, pool, stream, self._tolerance, reduce=shared.reduce
+                )
+            if originals is sources:
+                check_repeatable(whole, inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            torch.cuda.synchronize(device)
+            log.warning(
+                "the jobs of %s are launched one by one, because they cannot be captured as one graph: %s",
+                self._dnn, summarize_error(error),
+            )  # fmt: skip
+            return None
+        return whole
 
     def _capture(
         self,
@@ -163,29 +210,13 @@ class CudaGraph:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
 
-    def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
-        """Capture all stages as one graph, too; see static_stages.single_launches."""
-        captured = [stage for stage in stages if isinstance(stage, Captured)]
-        if len(captured) < max(2, len(stages)):
-            return
-        try:
-            captured[0].single_launch = _CapturedChain(captured, self._tolerance)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            torch.cuda.synchronize(device)
-            log.warning(
-                "the jobs of %s are always launched one by one, because they cannot be captured as one graph: %s",
-                self._dnn, summarize_error(error),
-            )  # fmt: skip
-
 
 class Captured:
     """A stage as one graph.
 
     inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. single_launch: for a first stage, all stages as one graph. streams: number of streams on which its
-    branches run. expected_of: the stage whose results the graph must have; None: `stage` itself.
+    its inputs. streams: number of streams on which its branches run. expected_of: the stage whose results the graph
+    must have; None: `stage` itself.
     """
 
     def __init__(
@@ -201,7 +232,6 @@ class Captured:
         self.stage = stage  # kept alive: the graph reads its parameters
         self.pool, self.stream = pool, stream
         self.streams = streams_used(stage)
-        self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         reference = stage if expected_of is None else expected_of
         expected = tuple(tensor.clone() for tensor in reference(carried))
@@ -217,35 +247,6 @@ class Captured:
         _copy_to(carried, self.inputs)
         self._graph.replay()
         return self.outputs
-
-
-class _CapturedChain:
-    """All captured stages as one graph in their memory pool, from the first one's inputs to the last one's outputs."""
-
-    def __init__(self, stages: Sequence[Captured], tolerance: float) -> None:
-        first, last = stages[0], stages[-1]
-        self._inputs, self._outputs = first.inputs, last.outputs
-        self._functions = tuple(stage.stage for stage in stages)  # kept alive: the graph reads their parameters
-        whole = getattr(self._functions[0], "single_launch", None)  # the backend's own, e.g. a session of all stages
-        self._launched = self._functions if whole is None else (whole,)
-        image = noise_like(first.inputs)
-        expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
-        torch.cuda.synchronize(first.stream.device)
-        self._graph = capture_graph(self._run, first.pool, first.stream)
-        # Fill the outputs with other results, so that the check fails if the chain writes none. Not with zeros: an
-        # output may be a constant of the DNN.
-        run_stages(stages, tuple(-2.0 * tensor if tensor.is_floating_point() else tensor for tensor in image))
-        check_agreement(self(image), expected, tolerance)
-
-    def _run(self) -> None:
-        results = run_stages(self._launched, self._inputs)
-        for target, result in zip(self._outputs, results, strict=True):
-            target.copy_(result)
-
-    def __call__(self, carried: Tensors) -> Tensors:
-        _copy_to(carried, self._inputs)
-        self._graph.replay()
-        return self._outputs
 
 
 def _copy_to(carried: Tensors, targets: Tensors) -> None:

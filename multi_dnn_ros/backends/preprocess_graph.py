@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.backends import Tensors
@@ -20,7 +22,7 @@ class PreprocessGraph:
 
     preprocess: (H, W, 3) uint8 -> inputs of the first stage. destination: the memory that the first stage reads; no
     call may start before the previous frame has finished. capture: see capture_on. copy: copies its second argument to
-    its first one, on the calling thread's current stream.
+    its first one, on the calling thread's current stream. copy_from_host: the same from an address on the host.
 
     Image sizes become known with the cameras' first frames. `preprocess` runs eager until `specialize` has been called
     for a size, and if the capture failed.
@@ -32,11 +34,13 @@ class PreprocessGraph:
         destination: Tensors,
         capture: Callable[[Launch], Launch],
         copy: Callable[[torch.Tensor, torch.Tensor], object],
+        copy_from_host: Callable[[torch.Tensor, int], object],
     ) -> None:
         self._preprocess = preprocess
         self._destination = destination
         self._capture = capture
         self._copy = copy
+        self._copy_from_host = copy_from_host
         self._graphs: dict[tuple[int, ...], tuple[torch.Tensor, Launch]] = {}
 
     def __call__(self, image: torch.Tensor) -> Tensors:
@@ -45,6 +49,20 @@ class PreprocessGraph:
             return self._preprocess(image)
         target, replay = found
         self._copy(target, image)
+        replay()
+        return self._destination
+
+    def from_host(self, image: npt.NDArray[np.uint8]) -> Tensors | None:
+        """As a call, with (H, W, 3) uint8 on the host, C-contiguous; None if its size is not captured.
+
+        Each DNN copies the image for itself: that takes less time than sharing a copy on the device, which needs
+        memory and events per frame. The image must not change before the copy has been made.
+        """
+        found = self._graphs.get(image.shape)
+        if found is None:
+            return None
+        target, replay = found
+        self._copy_from_host(target, image.ctypes.data)
         replay()
         return self._destination
 

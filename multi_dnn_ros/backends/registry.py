@@ -25,11 +25,11 @@ class BackendRequest:
     device: the device that the stages run on. tolerance: largest accepted error of a compiled or captured stage,
     relative to the scale of its results. dtype: number format of the layers. dnn: its name, for messages. progress:
     called with a line for each slow step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns
-    the DNN's inputs for images of its camera; always given with int8. single_launch: whether to prepare all stages as
-    one launch, too (see static_stages.single_launches); False if no launch may be longer than a stage. branches: the
-    parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on this device.
-    providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works,
-    instead of running another backend.
+    the DNN's inputs for images of its camera; always given with int8. single_launch: on a CPU, whether to prepare all
+    stages as one call, too (see static_stages.single_launches); on a GPU, whether to capture them as one graph.
+    branches: the parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on
+    this device. providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of
+    `providers` works, instead of running another backend.
     """
 
     device: torch.device
@@ -39,7 +39,7 @@ class BackendRequest:
     progress: Callable[[str], None] = _silent
     precision: str = "auto"
     calibration: Callable[[], Sequence[Tensors]] | None = None
-    single_launch: bool = True
+    single_launch: bool = False
     branches: str = "1"
     providers: tuple[str, ...] = ()
     required: bool = False

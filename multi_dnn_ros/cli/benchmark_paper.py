@@ -9,7 +9,8 @@ from typing import Any
 
 from multi_dnn_ros.cli.arguments import positive, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_seed, picture_beside, save_figures
+from multi_dnn_ros.cli.log_folder import log_folder
+from multi_dnn_ros.cli.options import add_device, add_seed, picture_beside, read_config, save_figures
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 
@@ -30,12 +31,18 @@ conditions:
 With --branches single networks are measured instead: serially, and with their independent branches on 2, 4 and 8
 streams (on a CPU: threads); on a GPU at fp16, also with Inductor. Besides models, these names are allowed:
 encoder-windows has attention heads with windows of 1, 2, 4 and 8 features, encoder-equal has equal heads.
+
+With --peers this package runs beside what a user would write instead: one plain process for each DNN of --params-file
+(networks of torchvision), at fp16 on a GPU, with torch.compile, and frames of three cameras in shared memory. Both read
+the same cameras, at 30 Hz and at the highest rate with less than 5 % missing results; where rclpy is installed, the
+whole node is measured, too. The plain processes find no lane lines.
 """
 _EXAMPLES = """\
 multi-dnn benchmark paper --set small --device cpu
 multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json
 multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
 multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --output branches.json
+multi-dnn benchmark paper --peers --repeats 3 --output peers.json
 """
 
 
@@ -64,7 +71,12 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--branches", nargs="*", metavar="MODEL",
         help="measure the parallel branches of these networks instead (without a name: of six, see "
         "docs/benchmarks.md)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="with --branches: image size in pixels (default: of each network)")
+    add("--peers", nargs="?", type=positive, const=1, metavar="N",
+        help="compare with plain processes instead, N of each DNN (without a number: 1)")  # fmt: skip
+    add("--params-file", type=Path, metavar="YAML",
+        help="with --peers: the DNNs (default: the package's config/heavy_gpu.yaml)")  # fmt: skip
+    add("--size", type=size, metavar="WxH", help="image size in pixels, with --branches (default: of each network) or "
+        "--peers (default: 1280x720)")  # fmt: skip
     add_device(parser)
     add_seed(parser, "weights, images and the order of runs")
     add("--output", type=Path, metavar="JSON",
@@ -80,6 +92,8 @@ def _run(args: argparse.Namespace) -> int:
         picture_beside(args.output)
     device = choose_device(args.device, "--device is")
     check_partition(device, args.sms)
+    if args.peers is not None:
+        return _peers(args, device)
     return _branches(args, device) if args.branches is not None else _sets(args, device)
 
 
@@ -135,3 +149,21 @@ def _branches(args: argparse.Namespace, device: Any) -> int:
             plot_branches(networks, args.output.with_suffix(".png"))
             print(f"written to {args.output} and {args.output.with_suffix('.png')}")
     return 1 if failed else 0
+
+
+def _peers(args: argparse.Namespace, device: Any) -> int:
+    from multi_dnn_ros.benchmark.paper.peer_comparison import PeerPlan, compare_with_peers, peers_table
+    from multi_dnn_ros.common.resources import config_file
+
+    args.params_file = args.params_file or config_file("heavy_gpu.yaml")
+    plan = PeerPlan(read_config(args), str(device), copies=args.peers, size=args.size or (1280, 720),
+                    seconds=args.seconds, repeats=args.repeats)  # fmt: skip
+    settings = {"device": str(device), "dnns": {name: dnn.model for name, dnn in plan.ours.dnns.items()},
+                "cameras": plan.cameras, "size": list(plan.size), "seconds": plan.seconds}  # fmt: skip
+
+    def save(sides: dict[str, Any]) -> None:
+        save_figures(args.output, {"settings": settings, "sides": sides}, scenario="peers")
+
+    with log_folder(None) as folder:
+        print(peers_table(compare_with_peers(plan, folder, save, partial(print, flush=True))))
+    return 0

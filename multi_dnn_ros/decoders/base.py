@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -51,7 +52,7 @@ class HostValue:
 
         if self._host is None:
             self._host = torch.zeros((), dtype=torch.float32)
-        self._host.fill_(value)
+        self._host.numpy()[()] = value  # not by PyTorch: the tensor may have been pinned in inference mode
 
     def on(self, device: torch.device) -> Tensor:
         """The number as a tensor () on a device. Captured in a graph, this is a copy that each launch makes anew."""
@@ -82,20 +83,13 @@ def suppress(boxes: Floats, scores: Floats, class_ids: npt.NDArray[Any], iou_thr
     """
     if not len(boxes):
         return np.zeros(0, np.int64)
-    order = np.argsort(-scores, kind="stable")
-    # Boxes of different classes do not overlap once they are shifted by class.
-    shift = class_ids.astype(np.float32) * (boxes.max() - min(boxes.min(), np.float32(0)) + np.float32(1))
-    x1, y1, x2, y2 = (boxes[order] + shift[order, None]).T.copy()
-    area = (x2 - x1) * (y2 - y1)
-    left, kept = np.arange(len(order)), []
-    while len(left):
-        best, left = left[0], left[1:]
-        kept.append(best)
-        across = np.minimum(x2[best], x2[left]) - np.maximum(x1[best], x1[left])
-        down = np.minimum(y2[best], y2[left]) - np.maximum(y1[best], y1[left])
-        common = np.maximum(across, 0) * np.maximum(down, 0)
-        left = left[~(common > iou_threshold * (area[best] + area[left] - common))]
-    return np.asarray(order[np.array(kept)], np.int64)
+    # OpenCV's loop takes a tenth of the time of one in NumPy. It separates classes by offsets, which negative
+    # coordinates would break.
+    corners = boxes.astype(np.float64) - min(float(boxes.min()), 0.0)
+    corners[:, 2:] -= corners[:, :2]
+    arguments: Any = corners, scores, class_ids.astype(np.int32), 0.0, iou_threshold
+    kept = cv2.dnn.NMSBoxesBatched(*arguments)
+    return np.asarray(kept, np.int64).reshape(-1)
 
 
 class Decoder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.health import Health
-from multi_dnn_ros.engine.job import DropCause, Item
+from multi_dnn_ros.engine.inference import DropCause, Item
 from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.statistics import DnnCameraRecorder
@@ -71,21 +71,11 @@ class DnnFrames:
             return None
         return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")
 
-    def refuse(self, frame: Frame, cause: DropCause) -> tuple[list[Drop], Failure | None]:
-        """Drop a frame before it is put. If the reason is a failure, it counts as one of the DNN."""
-        self._recorders[frame.camera].offered += 1
-        drops = [self._drop(frame, *cause)]
-        if cause[0] not in FAILURES or self._health.disabled is not None:
-            return drops, None
-        self._health.failed(cause[1])
-        failure, waiting = self._after_failure(cause[1])
-        return drops + waiting, failure
-
-    def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
+    def take(self, task: DnnTask, max_batch: int, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""
         items: list[Item] = []
         too_old: list[Drop] = []
-        while len(items) < task.max_batch and (frame := self._mailboxes.take()) is not None:
+        while len(items) < max_batch and (frame := self._mailboxes.take()) is not None:
             if task.max_age_ns is not None and now_ns - frame.received_ns > task.max_age_ns:
                 too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
             else:

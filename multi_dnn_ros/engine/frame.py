@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
@@ -95,13 +96,16 @@ class Frame:
         with self._lock:
             if self.is_decoded_for(device):
                 return
+            begin_ns = time.monotonic_ns()
             source = self.source
+            decoded = None
             if self._jpeg_decoder is not None and isinstance(source, JpegFile):
                 decoded = self._jpeg_decoder(source, self.camera)
-                if decoded is not None:
-                    self._uploads[device] = decoded
-                    return
-            self.image()
+            if decoded is not None:
+                self._uploads[device] = decoded
+            else:
+                self.image()
+            self.decode_ns += time.monotonic_ns() - begin_ns
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         """The image as (H, W, 3) uint8 on `device`, decoded and uploaded on the first call.

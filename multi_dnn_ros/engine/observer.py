@@ -12,8 +12,8 @@ class Observer(Protocol):
     """
 
     def began(self, dnn: str) -> None:
-        """On a CPU, a job of the DNN starts; on a GPU, the first job of an inference is launched. On both, decoding of
-        its outputs starts.
+        """On a CPU, a job of the DNN starts; on a GPU, an inference is launched. On both, decoding of its outputs
+        starts.
         """
         ...
 
@@ -21,14 +21,6 @@ class Observer(Protocol):
         """On a CPU, the job is done; on a GPU, the outputs of the inference have arrived, or it is dropped. On both,
         decoding has ended.
         """
-        ...
-
-    def image_began(self) -> None:
-        """Decoding of an image starts; one image at a time."""
-        ...
-
-    def image_ended(self) -> None:
-        """Decoding of the image has ended."""
         ...
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
@@ -46,12 +38,6 @@ class NullObserver:
         pass
 
     def ended(self, dnn: str) -> None:
-        pass
-
-    def image_began(self) -> None:
-        pass
-
-    def image_ended(self) -> None:
         pass
 
     def device_failed(self, dnn: str, error: BaseException) -> None:

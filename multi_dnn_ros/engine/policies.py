@@ -1,7 +1,7 @@
-"""Scheduling policies: which of the queued jobs runs next.
+"""Scheduling policies: which frame goes first.
 
-A policy assigns each job a key when it is queued. The smallest key runs first; equal keys run in order of arrival. Keys
-never change, so the queue is an ordinary heap.
+On a CPU a policy orders the jobs that wait for a slot: the smallest key runs first, and equal keys run in order of
+arrival. On a GPU it decides which of the frames that are launched hold the others back at their gates.
 """
 
 from __future__ import annotations
@@ -9,38 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from multi_dnn_ros.engine.job import Job
+from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.task import DnnTask
 
 
 class Policy(Protocol):
-    """Orders the shared queue."""
+    """An order of frames."""
 
-    def key(self, job: Job) -> int:
-        """Smaller keys run first. `job.queued_ns` is set."""
+    def key(self, inference: Inference, queued_ns: int, job: int = 0) -> int:
+        """Key of the inference's job with this index, which waits since `queued_ns`. Smaller keys run first."""
         ...
 
-    def offset_ns(self, task: DnnTask) -> int | None:
-        """Key of the first job of a frame of `task` that arrives now, minus the current time.
-
-        None: such a job never runs before one that is already waiting.
-        """
-
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
-        """Whether a later frame of `other` may have to run before the next job of a frame of `task` in progress."""
+        """Whether a later frame of `other` may have to run before the next job of a frame of `task`."""
+        ...
+
+    def holds_back(self, first: Inference, second: Inference, now_ns: int) -> bool:
+        """On a GPU: whether `second` waits at its next gate while `first` runs. Never true in both directions.
+
+        A waiting frame leaves a part of the GPU unused, so this is asked only where it serves a purpose.
+        """
         ...
 
 
 class Fifo:
     """Order of arrival (Kim, Kim, Kim 2022, section 3.2)."""
 
-    def key(self, job: Job) -> int:
+    def key(self, inference: Inference, queued_ns: int, job: int = 0) -> int:
         return 0
 
-    def offset_ns(self, task: DnnTask) -> int | None:
-        return None
-
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        return False
+
+    def holds_back(self, first: Inference, second: Inference, now_ns: int) -> bool:
         return False
 
 
@@ -56,14 +57,16 @@ class Priority:
             raise ValueError(f"aging_ns is {aging_ns}; it must be above 0, or low priorities starve")
         self.aging_ns = aging_ns
 
-    def key(self, job: Job) -> int:
-        return job.queued_ns - job.inference.priority * self.aging_ns
-
-    def offset_ns(self, task: DnnTask) -> int | None:
-        return -task.priority * self.aging_ns
+    def key(self, inference: Inference, queued_ns: int, job: int = 0) -> int:
+        return queued_ns - inference.priority * self.aging_ns
 
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
         return other.priority > task.priority
+
+    def holds_back(self, first: Inference, second: Inference, now_ns: int) -> bool:
+        if first.priority <= second.priority:
+            return False
+        return self.key(first, first.started_ns) < self.key(second, second.started_ns)
 
 
 class EarliestDeadlineFirst:
@@ -79,24 +82,31 @@ class EarliestDeadlineFirst:
     def __init__(self, default_ns: int = 1_000_000_000) -> None:
         self.default_ns = default_ns
 
-    def key(self, job: Job) -> int:
-        inference = job.inference
+    def key(self, inference: Inference, queued_ns: int, job: int = 0) -> int:
         due_ns = inference.received_ns + self.default_ns if inference.due_ns is None else inference.due_ns
         remaining_ns = inference.task.remaining_ns
-        return due_ns - (remaining_ns[job.index] if remaining_ns is not None else 0)
-
-    def offset_ns(self, task: DnnTask) -> int | None:
-        return self._slack_ns(task)
+        return due_ns - (remaining_ns[job] if remaining_ns is not None else 0)
 
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
         """A later frame of `other` can precede a job of `task` only if its slack on arrival is less than the deadline
         of `task`, because no job of `task` has more slack than that.
         """
-        return self._slack_ns(other) < (self.default_ns if task.deadline_ns is None else task.deadline_ns)
+        slack_ns = self._deadline_ns(other) - (other.remaining_ns[0] if other.remaining_ns is not None else 0)
+        return slack_ns < self._deadline_ns(task)
 
-    def _slack_ns(self, task: DnnTask) -> int:
-        deadline_ns = self.default_ns if task.deadline_ns is None else task.deadline_ns
-        return deadline_ns - (task.remaining_ns[0] if task.remaining_ns is not None else 0)
+    def holds_back(self, first: Inference, second: Inference, now_ns: int) -> bool:
+        """Only once the first one's slack is used up to the time that it takes, or, if that is unknown, to half of
+        its deadline: until then the GPU does more work by running both.
+        """
+        key, other = self.key(first, 0), self.key(second, 0)
+        if key >= other:
+            return False
+        remaining_ns = first.task.remaining_ns
+        reserve_ns = self._deadline_ns(first.task) // 2 if remaining_ns is None else remaining_ns[0]
+        return now_ns >= key - reserve_ns
+
+    def _deadline_ns(self, task: DnnTask) -> int:
+        return self.default_ns if task.deadline_ns is None else task.deadline_ns
 
 
 #: By value of the parameter `policy`. A factory gets aging_ns, the waiting time that is worth one priority step.

@@ -5,41 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from multi_dnn_ros.backends import Stage, Tensors
+    from multi_dnn_ros.backends.captured_network import Network
+
+
+class Gate(Protocol):
+    """The point before each segment of a DNN's graphs on a GPU at which the DNN can be held back."""
+
+    is_open: bool
 
 
 @dataclass(frozen=True)
 class DnnTask:
-    """One DNN, as the engine runs it: a chain of stages.
+    """One DNN, as the engine runs it: on a CPU a chain of stages, on a GPU a network in one launch.
 
-    preprocess: (H, W, 3) uint8 image on the device -> inputs of the first stage; runs inside the first job.
-    stages: each takes the carried tensors of its predecessor and returns those of its successor; one job per stage.
-    single_launch: by batch size, all stages as one stage: a single launch on a GPU, whose results lie in the same
-    memory, or a single call on a CPU. Used when no other job has to run before the frame's next job.
-    decode: raw outputs on the CPU and the image's (height, width) -> result; runs in the DNN's thread.
+    preprocess: (H, W, 3) uint8 image on the device -> inputs of the network for one image.
+    decode: outputs on the CPU and the image's (height, width) -> result; runs in the DNN's thread.
     cameras: the cameras that the DNN serves; one mailbox each.
+    stages: on a CPU; each takes the carried tensors of its predecessor and returns those of its successor; one job per
+    stage.
+    single_launch: on a CPU, by batch size, all stages as one call. Used when no other job has to run in between.
+    batches: on a CPU, by batch size (2 or more), stages for that many images, concatenated along the first dimension of
+    every input and output. With it, waiting frames of several cameras share one inference.
+    networks: on a GPU, by batch size (1 and perhaps more), the whole network.
+    gate: on a GPU, where the networks can be held back; None: nowhere.
     priority: higher runs first under the priority policy.
     deadline_ns: from arrival, for EDF and the statistics; None: no deadline.
     max_age_ns: frames that waited longer are dropped; None: never.
-    sms: number of SMs of the GPU that the DNN's jobs run on; its stages must have been prepared for that share. 0: all.
-    specialize: called once per image (height, width), while no job runs, to optimize preprocessing for that size.
-    `preprocess` may then write to the memory that the stages read. None: it does not.
-    batches: by batch size (2 or more), stages for that many images, concatenated along the first dimension of every
-    input and output. With it, waiting frames of several cameras share one inference.
+    sms: number of SMs of the GPU that the DNN runs on; its networks must have been prepared for that share. 0: all.
+    specialize: called once per image (height, width), while nothing is launched, to optimize preprocessing for that
+    size. `preprocess` may then return the memory that the network reads. None: it does not.
+    from_host: as `preprocess`, for an image on the host, which is read later; None for a size that was not specialized.
     batch_delay_ns: how long an idle DNN waits for frames of further cameras.
-    condense: runs on a GPU after the last stage, for single images; reduces the raw outputs to what `decode` reads.
-    None: `decode` reads all of them.
     min_size: (height, width) of the smallest image that `preprocess` takes; smaller ones raise.
     input_key: on a CPU, equal for DNNs whose `preprocess` returns the same inputs for every image; a frame is
     then preprocessed once for all of them. Their stages must not write to their inputs. None: not shared.
-    remaining_ns: by job, time from its start to the end of the last job, for EDF's slack; None: unknown.
+    remaining_ns: by job, on a GPU of the whole network, time from its start to the end of the last job, for EDF's
+    slack; None: unknown.
     """
 
     name: str
@@ -52,29 +63,49 @@ class DnnTask:
     max_age_ns: int | None = None
     sms: int = 0
     specialize: Callable[[tuple[int, int]], None] | None = None
+    from_host: Callable[[npt.NDArray[np.uint8]], Tensors | None] | None = None
     batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
     batch_delay_ns: int = 0
-    condense: Callable[[Tensors], Tensors] | None = None
     remaining_ns: tuple[int, ...] | None = None
     single_launch: Mapping[int, Stage] = field(default_factory=dict, hash=False)
+    networks: Mapping[int, Network] = field(default_factory=dict, hash=False)
+    gate: Gate | None = field(default=None, hash=False)
     min_size: tuple[int, int] = (1, 1)
     input_key: Hashable = None
 
     @property
     def max_batch(self) -> int:
         """Maximum number of frames per inference; each is of a different camera."""
-        return min(max(self.batches, default=1), len(self.cameras))
+        return min(max((*self.batches, *self.networks), default=1), len(self.cameras))
+
+    @property
+    def jobs(self) -> int:
+        """Number of jobs of one inference: of stages, or of segments of the network's graph."""
+        return self.networks[1].segments if self.networks else len(self.stages)
 
     def enlarge_to_min(self, size: tuple[int, int]) -> tuple[int, int]:
         """The (height, width) of an image, enlarged to `min_size` where it is smaller."""
         return max(size[0], self.min_size[0]), max(size[1], self.min_size[1])
 
     def stages_for(self, images: int) -> tuple[int, tuple[Stage, ...]]:
-        """The smallest batch size that holds `images` images, and its stages."""
+        """On a CPU: the smallest batch size that holds `images` images, and its stages."""
         if images == 1:
             return 1, self.stages
         size = min(size for size in self.batches if size >= images)
         return size, self.batches[size]
+
+    def network_for(self, images: int) -> Network:
+        """On a GPU: the network of the smallest batch size that holds `images` images."""
+        return self.networks[1 if images == 1 else min(size for size in self.networks if size >= images)]
+
+    def outputs(self, inputs: Tensors) -> Tensors:
+        """What `decode` reads, for the inputs of one image, computed on the calling thread's current stream."""
+        if self.networks:
+            network = self.networks[1]
+            return network.unpack(network.launch(inputs).cpu())[0]
+        for stage in self.stages:
+            inputs = stage(inputs)
+        return inputs
 
 
 class DropEffect(Enum):

@@ -6,26 +6,28 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
-from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
+from multi_dnn_ros.backends.capture import capture_on
+from multi_dnn_ros.backends.captured_network import CapturedNetwork, Network, as_network
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
+from multi_dnn_ros.backends.gates import Gate, allow_many_streams
+from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.backends.static_stages import single_launches, streams_of
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.common.cpu_features import has_bf16_products
-from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
-from multi_dnn_ros.decoders.base import TwoParts
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import TraceError, trace
@@ -55,6 +57,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     headers of the model files; load all DNNs; prepare them, which takes the most time. An error in the first step is a
     ConfigError, one in the second a ModelError; each lists all problems of its step. The third step raises ConfigError.
     """
+    allow_many_streams()
     findings = check_settings(config)
     if findings.problems:
         raise ConfigError("\n".join(findings.problems))
@@ -93,7 +96,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                     partial(_rebuilt, planner, dnns[name], in_float32, cameras, device, progress, single_launch),
                 )  # fmt: skip
             tasks.append(task)
-            if task.remaining_ns is not None:
+            if task.remaining_ns is not None and len(task.remaining_ns) == task.jobs:
                 progress(plan.summary(name, task.remaining_ns))
         except Exception as error:
             if not is_out_of_memory(error):
@@ -108,7 +111,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             break
         line = (
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
-            f"{len(tasks[-1].stages)} jobs{_batch_text(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
+            f"{tasks[-1].jobs} jobs{_batch_text(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
         progress(DnnReady(line))
     _finish_backends(config.dnns, device)
@@ -220,31 +223,41 @@ def make_task(
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
         chains[size] = _cut_for_batch(dnn, settings, size, len(stages))
-    with computing_on(device, settings.sms):
-        batches = _prepare(dnn, settings, chains, backend, device)
-        single_launch = single_launches(batches)
-        ready = batches.pop(1)
-        graph = None if batches else _preprocess_graph(dnn, settings, ready[0], device)
-        parts = dnn.results.in_two_parts() if device.type == "cuda" and not batches else None
-        condense = None if parts is None else _condense(parts, ready[-1], dnn, device)
-    return DnnTask(
+    parts = dnn.results.in_two_parts() if device.type == "cuda" else None
+    gate = Gate() if device.type == "cuda" else None
+    reduce = None if parts is None else parts.condense
+    shared = Shared(gate=gate, reduce=reduce)
+    task = DnnTask(
         name=dnn.name,
         cameras=cameras,
-        preprocess=graph or dnn.inputs,
-        stages=ready,
+        preprocess=dnn.inputs,
+        stages=(),
         decode=dnn.results if parts is None else parts.decode,
         priority=settings.priority,
         sms=settings.sms,
         deadline_ns=ms_to_ns(settings.deadline_ms) or None,
         max_age_ns=ms_to_ns(settings.max_age_ms) or None,
-        specialize=graph.specialize if graph else None,
-        remaining_ns=plan.remaining_ns(stages, [streams_of(stage) for stage in ready]),
-        batches=batches,
         batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
-        condense=condense,
-        single_launch=single_launch,
         min_size=dnn.view.min_size,
+        gate=gate,
     )
+    with computing_on(device, settings.sms):
+        ready = _prepare(dnn, settings, chains, backend, device, shared)
+        if device.type != "cuda":
+            return replace(
+                task, stages=ready[1], batches={size: chain for size, chain in ready.items() if size > 1},
+                single_launch=single_launches(ready), remaining_ns=plan.remaining_ns(stages),
+            )  # fmt: skip
+        networks = {size: as_network(chain, size, reduce) for size, chain in ready.items()}
+        graph = _preprocess_graph(dnn, settings, networks[1], device)
+        inputs = tuple(tensor.to(device) for tensor in dnn.example_inputs())
+        with torch.inference_mode():
+            took_ms = gpu_ms(lambda: networks[1].launch(inputs))
+    return replace(
+        task, networks=networks, remaining_ns=(round(took_ms * 1e6),), preprocess=graph or dnn.inputs,
+        specialize=graph.specialize if graph else None,
+        from_host=graph.from_host if graph else None,
+    )  # fmt: skip
 
 
 def _traced(dnn: Dnn, settings: DnnConfig) -> torch.fx.GraphModule:
@@ -268,19 +281,21 @@ def _prepare(
     chains: Mapping[int, Sequence[torch.nn.Module]],
     backend: Backend,
     device: torch.device,
+    shared: Shared,
 ) -> dict[int, tuple[Stage, ...]]:
     """The prepared stages by batch size."""
     inputs = dnn.example_inputs()
     if len(chains) == 1:
-        return {1: backend.prepare(chains[1], inputs, device)}
+        return {1: backend.prepare(chains[1], inputs, device, shared)}
+    tolerance = PRECISIONS[settings.precision].tolerance(device)
     try:
-        return prepare_batches(backend, chains, inputs, device, PRECISIONS[settings.precision].tolerance(device))
+        return prepare_batches(backend, chains, inputs, device, tolerance, shared)
     except BatchError as error:
         raise _batch_error(dnn, settings, str(error)) from None
 
 
 def _batch_text(task: DnnTask) -> str:
-    return f", for batches of up to {task.max_batch} images," if task.batches else ""
+    return f", for batches of up to {task.max_batch} images," if task.max_batch > 1 else ""
 
 
 def _batch_error(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
@@ -290,30 +305,12 @@ def _batch_error(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
     )
 
 
-def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> Callable[[Tensors], Tensors]:
-    """The part of decoding that runs on the device; captured as one launch if the last stage is captured."""
-    if not isinstance(last, StaticStage):
-        return parts.condense
-    try:
-        with torch.inference_mode():
-            return CapturedFunction(parts.condense, last.outputs, capture_on(device))
-    except Exception as error:  # whatever the capture raises, the function can still run eagerly
-        if is_out_of_memory(error):
-            raise
-        log.warning(
-            "dnn.%s: decoding on the device runs eager, because it cannot be captured: %s",
-            dnn.name,
-            summarize_error(error),
-        )
-        return parts.condense
-
-
-def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
-    """Captured preprocessing, if `capture_preprocess` is set and the first stage is a CUDA graph."""
-    if not settings.capture_preprocess or device.type != "cuda" or not isinstance(first, StaticStage):
+def _preprocess_graph(dnn: Dnn, settings: DnnConfig, network: Network, device: torch.device) -> PreprocessGraph | None:
+    """Captured preprocessing, if `capture_preprocess` is set and the network is a CUDA graph."""
+    if not settings.capture_preprocess or not isinstance(network, CapturedNetwork):
         return None
-    copy = enqueue_on(first.inputs[0].device).copy
-    return PreprocessGraph(dnn.inputs, first.inputs, capture_on(device), copy)
+    enqueue = enqueue_on(network.inputs[0].device)
+    return PreprocessGraph(dnn.inputs, network.inputs, capture_on(device), enqueue.copy, enqueue.copy_from_host)
 
 
 def _allocated_bytes(device: torch.device) -> int:

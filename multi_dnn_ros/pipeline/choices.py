@@ -119,7 +119,7 @@ def choose_backend(
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
     calibration: Callable[[], Sequence[Tensors]] | None = None,
-    single_launch: bool = True,
+    single_launch: bool = False,
     branches: str = "1",
     providers: Sequence[str] = (),
     required: bool = False,

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import is_builtin
 from multi_dnn_ros.models.dnn import Dnn
@@ -198,7 +197,5 @@ def _eager(dnn: Dnn, image: torch.Tensor) -> Any:
 def _served(task: DnnTask, image: torch.Tensor, device: torch.device) -> Any:
     """The result of the prepared DNN for one image."""
     with torch.inference_mode():
-        outputs = run_stages(task.stages, task.preprocess(image.to(device)))
-        if task.condense is not None:
-            outputs = task.condense(outputs)
+        outputs = task.outputs(task.preprocess(image.to(device)))
         return task.decode(tuple(tensor.cpu() for tensor in outputs), (image.shape[0], image.shape[1]))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors, run_stages
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.planning.clock import synchronize, timed_ms
@@ -53,7 +53,8 @@ def run_on_black(task: DnnTask, device: torch.device, height: int, width: int) -
     """The result of a task for a black image of this size, from preprocessing to decoding."""
     with torch.inference_mode():
         inputs = task.preprocess(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
-        return _decode(task, run_stages(task.stages, inputs), (height, width))
+        outputs = task.outputs(inputs)
+        return task.decode(tuple(tensor.cpu() for tensor in outputs), (height, width))
 
 
 def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
@@ -67,33 +68,54 @@ def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
 
 
 def measure_alone(task: DnnTask, device: torch.device) -> FrameTimes:
-    """Medians of an inference of as many images as the DNN takes, while nothing else runs."""
+    """Medians of an inference of as many images as the DNN takes, while nothing else runs.
+
+    On a GPU the network is one launch, and its time is divided equally among the segments.
+    """
     size = task.enlarge_to_min((HEIGHT, WIDTH))
-    batch, stages = task.stages_for(task.max_batch)
+    batch = task.max_batch
     rounds: list[tuple[float, list[float], float]] = []
     with torch.inference_mode(), computing_on(device, task.sms):
         image = torch.zeros((*size, 3), dtype=torch.uint8, device=device)
         for _ in range(1 + _ROUNDS):
             begin = time.perf_counter()
-            images = [task.preprocess(image) for _ in range(batch)]
-            carried = images[0] if batch == 1 else tuple(torch.cat(tensors) for tensors in zip(*images, strict=True))
+            inputs = _inputs(task, image, batch)
             synchronize(device)
             preprocess_ms = (time.perf_counter() - begin) * 1e3
-
-            def call(stage: Stage) -> None:
-                nonlocal carried
-                carried = stage(carried)
-
-            jobs_ms = timed_ms([partial(call, stage) for stage in stages], device)
+            rows, jobs_ms = _timed_rows(task, inputs, batch, device)
             begin = time.perf_counter()
-            for row in range(batch):
-                _decode(task, carried if batch == 1 else tuple(tensor[row : row + 1] for tensor in carried), size)
+            for row in rows:
+                task.decode(row, size)
             rounds.append((preprocess_ms, jobs_ms, (time.perf_counter() - begin) * 1e3))
     preprocess, jobs, decode = zip(*rounds[1:], strict=True)
     return FrameTimes(
         statistics.median(preprocess), tuple(map(statistics.median, zip(*jobs, strict=True))),
         statistics.median(decode), batch,
     )  # fmt: skip
+
+
+def _inputs(task: DnnTask, image: torch.Tensor, batch: int) -> Tensors:
+    images = (task.preprocess(image) for _ in range(batch))
+    if task.networks and batch > 1:
+        return task.network_for(batch).load(images)
+    return next(images) if batch == 1 else tuple(torch.cat(tensors) for tensors in zip(*images, strict=True))
+
+
+def _timed_rows(task: DnnTask, inputs: Tensors, batch: int, device: torch.device) -> tuple[list[Tensors], list[float]]:
+    """The outputs of each image on the CPU, and the milliseconds of each job."""
+    carried = inputs
+
+    def call(stage: Stage) -> None:
+        nonlocal carried
+        carried = stage(carried)
+
+    if not task.networks:
+        jobs_ms = timed_ms([partial(call, stage) for stage in task.stages_for(batch)[1]], device)
+        return [tuple(tensor[row : row + 1] for tensor in carried) for row in range(batch)], jobs_ms
+    network = task.network_for(batch)
+    packed: list[torch.Tensor] = []
+    (ms,) = timed_ms([lambda: packed.append(network.launch(inputs))], device)
+    return network.unpack(packed[0].cpu())[:batch], [ms / network.segments] * network.segments
 
 
 def measure_speedup(tasks: Sequence[DnnTask], device: torch.device, servers: int) -> float:
@@ -146,15 +168,10 @@ def predict_times(
         alone = predictor.predict(layers, Load(), target)
         crowded = predictor.predict(layers, Load("dnn", running - 1) if running > 1 else Load(), target)
         unpredicted += [f"{task.name}: {reason}" for reason in crowded.unpredicted]
-        ms, jobs = sum(alone.ms), len(task.stages)
-        single = replace(task, batches={})
+        ms, jobs = sum(alone.ms), task.jobs
+        networks = {1: task.networks[1]} if task.networks else {}
+        single = replace(task, batches={}, networks=networks)
         times[task.name] = replace(measure_alone(single, target.device), jobs_ms=(ms / jobs,) * jobs)
         alone_ms += ms
         crowded_ms += max(ms, sum(crowded.ms))
     return times, running * alone_ms / crowded_ms if crowded_ms else 1.0, tuple(dict.fromkeys(unpredicted))
-
-
-def _decode(task: DnnTask, outputs: Tensors, size: tuple[int, int]) -> Any:
-    if task.condense is not None:
-        outputs = task.condense(outputs)
-    return task.decode(tuple(tensor.cpu() for tensor in outputs), size)

@@ -19,7 +19,6 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.cut import GraphStage, NodeCost, cut_graph
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
 from multi_dnn_ros.graph.layers import Layer, node_costs
-from multi_dnn_ros.graph.stream_plan import time_saved_s
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.planning.clock import synchronize
@@ -56,16 +55,11 @@ class JobPlan:
     known: str = ""
     bound_s: float | None = None
 
-    def remaining_ns(self, jobs: Sequence[GraphStage], streams: Sequence[int] = ()) -> tuple[int, ...] | None:
-        """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown.
-
-        streams: for each job, the number of streams on which its branches run at the same time; empty: one for each.
-        """
+    def remaining_ns(self, jobs: Sequence[GraphStage]) -> tuple[int, ...] | None:
+        """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown."""
         if self.costs is None:
             return None
-        counts = streams or (1,) * len(jobs)
-        saved_s = [time_saved_s(job.graph, self.costs, count) for job, count in zip(jobs, counts, strict=True)]
-        times = [round((job.cost_s - saved + self.launch_s) * 1e9) for job, saved in zip(jobs, saved_s, strict=True)]
+        times = [round((job.cost_s + self.launch_s) * 1e9) for job in jobs]
         return tuple(accumulate(reversed(times)))[::-1]
 
     def summary(self, dnn: str, remaining_ns: Sequence[int]) -> str:

@@ -209,11 +209,6 @@ def test_a_hanging_batch_is_abandoned_with_all_its_frames(start, recorder):
     check_accounts(engine)
 
 
-def test_specialize_and_batches_are_mutually_exclusive():
-    with pytest.raises(ValueError, match="'a' has both specialize and batches"):
-        Engine([task(batches=(2,), specialize=print)], on_result=print)
-
-
 class Scene:
     """Makes the calls of a DNN thread on mailboxes and batch delay, without the thread and with a fake clock."""
 

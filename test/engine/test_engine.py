@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
+from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.engine import DropReason, Engine
 from multi_dnn_ros.engine.statistics import Percentiles
@@ -254,18 +255,27 @@ def test_invalid_arguments_are_named_in_the_error(recorder):
 
 
 def test_each_dnn_has_a_stream_of_its_priority_on_its_share(monkeypatch):
-    """Which stream a worker requests; that CUDA respects it is tested in test/gpu."""
+    """Which stream is requested for a frame; that CUDA respects it is tested in test/gpu."""
     made = []
+    FakeGpu(monkeypatch)
 
-    def make_stream(device: torch.device, sms: int, priority: int) -> str:
+    def make_stream(device: torch.device, sms: int, priority: int) -> Stream:
         made.append((sms, priority))
-        return f"stream {len(made)}"
+        return Stream()
 
-    monkeypatch.setattr("multi_dnn_ros.engine.engine.make_stream", make_stream)
-    engine = Engine([task("a"), task("b", priority=3), task("c", priority=3, sms=16)], on_result=lambda result: None)
-    kinds = [("a", 0, 0), ("b", 0, 3), ("c", 16, 3), ("a", 0, 0), ("a", 0, 7)]
-    assert [engine.stream_of(kind) for kind in kinds] == ["stream 1", "stream 2", "stream 3", "stream 1", "stream 1"]
-    assert made == [(0, 0), (0, -1), (16, 0)]
+    monkeypatch.setattr("multi_dnn_ros.engine.gpu.make_stream", make_stream)
+    tasks = [task("a", on_gpu=True), task("b", on_gpu=True, priority=3), task("c", on_gpu=True, priority=3, sms=16)]
+    engine = Engine(tasks, on_result=lambda result: None, device=DEVICE)
+    engine.start()
+
+    def streams_of_a_frame() -> set[tuple[int, int]]:
+        made.clear()
+        assert engine.submit(frame(), WAIT)
+        assert engine.wait_idle(WAIT)
+        return set(made)
+
+    assert streams_of_a_frame() == {(0, 0), (0, -1), (16, 0)}
+    assert streams_of_a_frame() == set()
     engine.update("b", priority=-1)  # now a is more important than b, although its priority is unchanged
-    assert engine.stream_of(("a", 0, 0)) == "stream 4"
-    assert made[3:] == [(0, -1)]
+    assert streams_of_a_frame() == {(0, 0), (0, -1)}
+    engine.stop(WAIT)

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT, Gate, Recorder, frame, task
 from fake_gpu import DEVICE, FakeGpu
+from fake_gpu import Counter as Written
 
-from multi_dnn_ros.engine import Engine, Frame
+from multi_dnn_ros.engine import Engine
 
 CPU = torch.device("cpu")
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -40,33 +40,18 @@ class Observed:
             self.running[dnn] -= 1
             assert self.running[dnn] >= 0
 
-    def image_began(self) -> None:
-        self.events.append(("image began", ""))
-
-    def image_ended(self) -> None:
-        self.events.append(("image ended", ""))
-
     def device_failed(self, dnn: str, error: BaseException) -> None:
         assert self.running[dnn]
         self.events.append(("device failed", str(error)))
 
 
-class OnDevice(Frame):
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        return torch.full((2, 3, 3), self.stamp_ns, dtype=torch.uint8)
-
-
-def on_device(value: int = 0, camera: str = "front") -> OnDevice:
-    return OnDevice(camera, value, np.zeros((2, 3, 3), np.uint8))
-
-
-def run(device: torch.device, tasks: list, values: list[int], make: Callable[..., Frame]) -> tuple[Observed, Recorder]:
+def run(device: torch.device, tasks: list, values: list[int]) -> tuple[Observed, Recorder]:
     """Run an engine on each value as a frame, one after another, so that none is overwritten."""
     observed, recorder = Observed(), Recorder()
     engine = Engine(tasks, **recorder.callbacks(), device=device, observer=observed, max_failures=1000)
     engine.start()
     for value in values:
-        assert engine.submit(make(value=value), WAIT)
+        assert engine.submit(frame(value=value), WAIT)
     assert engine.wait_idle(WAIT)
     assert engine.stop(WAIT) == []
     return observed, recorder
@@ -98,32 +83,35 @@ def test_began_and_ended_are_called_equally_often(
             raise ValueError("bad output")
         return float(outputs[0])
 
-    tasks = [task(f"dnn{number}", jobs=3, on_job=on_job, decode=decode) for number in range(dnns)]
-    observed, recorder = run(device, tasks, list(range(50)), on_device if device is DEVICE else frame)
+    tasks = [
+        task(f"dnn{number}", jobs=3, on_job=on_job, decode=decode, on_gpu=device is DEVICE) for number in range(dnns)
+    ]
+    observed, recorder = run(device, tasks, list(range(50)))
     assert recorder.results
     assert recorder.drops
     assert set(observed.running.values()) == {0}
     assert set(observed.running) == {f"dnn{number}" for number in range(dnns)}
-    assert max(observed.max_running.values()) <= 2  # the next inference may begin while the outputs of one are decoded
+    assert max(observed.max_running.values()) <= 3  # two are launched, and the outputs of one are decoded
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE], ids=str)
 def test_device_failed_is_called_before_ended(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device is DEVICE:
         FakeGpu(monkeypatch)
-    broken = task("broken", jobs=2, on_job=fails(lambda: True, RuntimeError(ILLEGAL)))
-    observed, _ = run(device, [broken], [1], on_device if device is DEVICE else frame)
+    broken = task("broken", jobs=2, on_job=fails(lambda: True, RuntimeError(ILLEGAL)), on_gpu=device is DEVICE)
+    observed, _ = run(device, [broken], [1])
     assert observed.events == [("began", "broken"), ("device failed", ILLEGAL), ("ended", "broken")]
 
 
-def test_device_failed_is_called_when_awaiting_outputs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failed_is_called_when_a_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpu(monkeypatch)
 
     def fail(event: Any) -> None:
         raise RuntimeError(ILLEGAL)
 
-    monkeypatch.setattr(torch.cuda.Event, "synchronize", fail)
-    observed, _ = run(DEVICE, [task("late", jobs=2)], [1], on_device)
+    monkeypatch.setattr(torch.cuda.Event, "query", fail)
+    monkeypatch.setattr(Written, "value", 0)  # nothing ends any more
+    observed, _ = run(DEVICE, [task("late", jobs=2, on_gpu=True)], [1])
     assert observed.events == [("began", "late"), ("device failed", ILLEGAL), ("ended", "late")]
 
 
@@ -131,7 +119,7 @@ def test_device_failed_is_called_when_awaiting_outputs_fails(monkeypatch: pytest
     "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), ValueError("a layer raised")]
 )
 def test_recoverable_errors_are_no_device_failure(error: Exception) -> None:
-    observed, recorder = run(CPU, [task("short", jobs=1, on_job=fails(lambda: True, error))], [1], frame)
+    observed, recorder = run(CPU, [task("short", jobs=1, on_job=fails(lambda: True, error))], [1])
     assert observed.events == [("began", "short"), ("ended", "short")]
     assert len(recorder.drops) == 1
 

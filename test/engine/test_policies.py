@@ -1,36 +1,35 @@
-"""The order of jobs by policy, tested on the queue and through an engine."""
+"""The order of jobs by policy, and through an engine."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-from engine_fakes import WAIT, FakeClock, Gate, frame, task
+from engine_fakes import FakeClock, Gate, WatchedPolicy, frame, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.engine.job import Inference, Item, Job
-from multi_dnn_ros.engine.policies import Policy, Priority, make_policy
-from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.inference import Inference, Item
+from multi_dnn_ros.engine.policies import POLICIES, Policy, Priority, make_policy
 
 AGING = 50
 
 
-def queue_jobs(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> list[int]:
-    """Queue jobs of (time, priority, deadline) before taking any; returns the order of taking."""
-    clock = FakeClock()
-    queue = JobQueue(policy, clock)
-    for number, (at, priority, deadline) in enumerate(arrivals):
-        clock.now = at
-        waiting = frame(value=number % 256)
-        waiting.received_ns = at
-        waiting.context = number
-        items = (Item(waiting),)
-        queue.put(Job(Inference(task(), items, priority, deadline, at, done=lambda inference: None), 0))
-    order = [queue.get().inference.items[0].frame.context for _ in arrivals]
-    assert len(queue) == 0
-    return order
+def inference(
+    at: int = 0,
+    priority: int = 0,
+    deadline: int | None = None,
+    remaining: tuple[int, ...] | None = None,
+    name: str = "a",
+) -> Inference:
+    waiting = frame()
+    waiting.received_ns = at
+    timed = task(jobs=len(remaining or (1, 1)), remaining_ns=remaining, deadline_ns=deadline)
+    return Inference(timed, (Item(waiting),), priority, deadline, at)
+
+
+def order_of(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> list[int]:
+    """The order of jobs of (time, priority, deadline) that all wait."""
+    keys = [policy.key(inference(*arrival), arrival[0]) for arrival in arrivals]
+    return sorted(range(len(keys)), key=lambda number: (keys[number], number))
 
 
 def arrivals(**kwargs: object) -> st.SearchStrategy:
@@ -40,12 +39,12 @@ def arrivals(**kwargs: object) -> st.SearchStrategy:
 
 @given(arrivals())
 def test_fifo_is_the_order_of_arrival(jobs):
-    assert queue_jobs(make_policy("fifo", AGING), jobs) == list(range(len(jobs)))
+    assert order_of(make_policy("fifo", AGING), jobs) == list(range(len(jobs)))
 
 
 @given(arrivals())
 def test_edf_is_the_order_of_deadlines(jobs):
-    order = queue_jobs(make_policy("edf", AGING), jobs)
+    order = order_of(make_policy("edf", AGING), jobs)
     due = [jobs[n][0] + (1_000_000_000 if jobs[n][2] is None else jobs[n][2]) for n in order]
     assert due == sorted(due)
 
@@ -57,49 +56,24 @@ def test_edf_is_the_order_of_deadlines(jobs):
 )  # fmt: skip
 def test_edf_with_known_times_prefers_less_slack(frames, data):
     """frames: (arrival, deadline, times of the jobs). Slack: time until the deadline minus remaining time."""
-    clock = FakeClock()
-    queue = JobQueue(make_policy("edf", AGING), clock)
-    slack = {}
+    policy = make_policy("edf", AGING)
+    slack, keys = {}, {}
     for number, (at, deadline, times) in enumerate(frames):
         remaining = tuple(sum(times[index:]) for index in range(len(times)))
-        waiting = frame()
-        waiting.received_ns = at
-        waiting.context = number
-        timed = task(jobs=len(times), remaining_ns=remaining)
         index = data.draw(st.integers(0, len(times) - 1))
-        queue.put(Job(Inference(timed, (Item(waiting),), 0, deadline, at, done=lambda inference: None), index))
-        slack[number] = at + deadline - clock.now - remaining[index]
-    order = [queue.get().inference.items[0].frame.context for _ in frames]
-    assert order == sorted(slack, key=lambda number: (slack[number], number))
-
-
-def test_a_long_dnn_starts_before_a_short_one_with_a_slightly_earlier_deadline():
-    clock = FakeClock()
-    queue = JobQueue(make_policy("edf", AGING), clock)
-
-    def put(name: str, deadline: int | None, remaining: tuple[int, ...] | None, index: int = 0) -> None:
-        waiting = frame()
-        waiting.received_ns = clock.now
-        timed = task(name, jobs=2, remaining_ns=remaining)
-        queue.put(Job(Inference(timed, (Item(waiting),), 0, deadline, clock.now, done=lambda inference: None), index))
-
-    put("short", 100, (10, 5))
-    put("long", 120, (60, 30))
-    put("long, second job", 120, (60, 30), 1)
-    put("untimed", 100, None)
-    put("without a deadline", None, (10, 5))
-    order = [queue.get().inference.task.name for _ in range(5)]
-    assert order == ["long", "short", "long, second job", "untimed", "without a deadline"]
+        keys[number] = policy.key(inference(at, 0, deadline, remaining), 0, index)
+        slack[number] = at + deadline - remaining[index]
+    assert sorted(keys, key=keys.__getitem__) == sorted(slack, key=slack.__getitem__)
 
 
 def test_remaining_times_must_match_the_number_of_jobs(start):
-    with pytest.raises(ValueError, match="DNN 'a' has remaining_ns of 1 jobs, but 2 stages"):
+    with pytest.raises(ValueError, match="DNN 'a' has remaining_ns of 1 jobs"):
         start(task(remaining_ns=(5,)))
 
 
 @given(arrivals())
 def test_priority_overtakes_only_within_the_aging_time(jobs):
-    order = queue_jobs(Priority(AGING), jobs)
+    order = order_of(Priority(AGING), jobs)
     position = {number: index for index, number in enumerate(order)}
     for early, (early_at, early_priority, _) in enumerate(jobs):
         for late in range(early + 1, len(jobs)):
@@ -108,49 +82,29 @@ def test_priority_overtakes_only_within_the_aging_time(jobs):
             assert overtakes == (late_at - early_at < (late_priority - early_priority) * AGING)
 
 
-def test_low_priority_is_served_under_a_flood_of_high_priority():
-    """High-priority jobs arrive faster than they are served; the low one is still served in bounded time."""
-    clock = FakeClock()
-    queue = JobQueue(Priority(AGING), clock)
+@pytest.mark.parametrize("name", list(POLICIES))
+@given(
+    first=st.tuples(st.integers(0, 10**9), st.integers(-3, 3), st.none() | st.integers(0, 10**9)),
+    second=st.tuples(st.integers(0, 10**9), st.integers(-3, 3), st.none() | st.integers(0, 10**9)),
+    now=st.integers(0, 3 * 10**9),
+)
+def test_two_frames_never_hold_each_other_back(name, first, second, now):
+    policy = make_policy(name, AGING)
+    a, b = inference(*first), inference(*second)
+    assert not (policy.holds_back(a, b, now) and policy.holds_back(b, a, now))
 
-    def put(priority: int) -> None:
-        queue.put(Job(Inference(task(), (Item(frame()),), priority, None, 0, done=lambda inference: None), 0))
 
-    put(0)
-    begin = clock.now
-    while True:
-        put(5)
-        put(5)
-        if queue.get().inference.priority == 0:
-            break
-        clock.now += 1
-        assert clock.now - begin < 1000, "starved"
-    # 5 priority steps are worth 250 ns: jobs queued within that time run first; 2 arrive and 1 is served per ns.
-    assert clock.now - begin == pytest.approx(2 * 5 * AGING, abs=2)
+def test_edf_holds_others_back_only_once_its_slack_is_used_up():
+    policy = make_policy("edf", AGING)
+    urgent, other = inference(0, 0, 100, (10, 5)), inference(0, 0, 200, (10, 5))
+    assert not policy.holds_back(urgent, other, 79)
+    assert policy.holds_back(urgent, other, 80)
+    assert not policy.holds_back(other, urgent, 10**6)
 
 
 def test_aging_must_be_positive():
     with pytest.raises(ValueError, match="aging_ns is 0"):
         Priority(0)
-
-
-class Watched:
-    """A policy that counts the queued jobs."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._queued = threading.Semaphore(0)
-
-    def key(self, job: Job) -> int:
-        key = self._policy.key(job)
-        self._queued.release()
-        return key
-
-    def offset_ns(self, task: DnnTask) -> int | None:
-        return self._policy.offset_ns(task)
-
-    def wait_for_job(self) -> None:
-        assert self._queued.acquire(timeout=WAIT)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +113,7 @@ class Watched:
 )
 def test_an_engine_follows_its_policy(start, recorder, policy, order):
     gate, clock, ran = Gate(), FakeClock(), []
-    watched = Watched(make_policy(policy, AGING))
+    watched = WatchedPolicy(make_policy(policy, AGING))
     cameras = {name: (f"{name}_camera",) for name in ("first", "low", "high", "urgent")}
     engine = start(
         task("first", jobs=1, cameras=cameras["first"], on_job=lambda index: gate()),
@@ -179,10 +133,9 @@ def test_an_engine_follows_its_policy(start, recorder, policy, order):
     )
     for name in cameras:
         engine.offer(frame(f"{name}_camera"))
+        watched.wait_for_jobs()
         if name == "first":
             gate.wait_for_job()  # the only slot is taken: what comes now is ordered by the policy
-        else:
-            watched.wait_for_job()
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert ran == order

@@ -6,56 +6,57 @@ import threading
 from dataclasses import replace
 
 import numpy as np
-from engine_fakes import WAIT, Gate, check_accounts, task, waits_for
+import pytest
+from engine_fakes import WAIT, check_accounts, task
+from fake_gpu import DEVICE, FakeGpu
 
 from multi_dnn_ros.engine import Frame
 
 
-def sized(height: int, width: int) -> Frame:
-    return Frame("front", 0, np.zeros((height, width, 3), np.uint8))
+def sized(height: int, width: int, camera: str = "front") -> Frame:
+    return Frame(camera, 0, np.zeros((height, width, 3), np.uint8))
 
 
-def test_specialize_is_called_once_per_size_after_a_frame(start, recorder):
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def test_specialize_is_called_once_per_size(start, recorder, gpu):
     sizes = []
-    engine = start(replace(task("a", jobs=1), specialize=lambda size: sizes.append((size, len(recorder.results)))))
+    engine = start(
+        replace(task("a", jobs=1, on_gpu=True), specialize=sizes.append),
+        device=DEVICE,
+    )
     for number, (height, width) in enumerate([(4, 6), (4, 6), (2, 3), (4, 6)], start=1):
         assert engine.submit(sized(height, width), WAIT)
         recorder.wait(lambda number=number: len(recorder.results) == number)
     assert engine.wait_idle(WAIT)
     engine.stop(WAIT)
-    assert sizes == [((4, 6), 1), ((2, 3), 3)]
+    assert sizes == [(4, 6), (2, 3)]
     check_accounts(engine)
 
 
-def test_no_job_runs_while_specializing(start, recorder, monkeypatch):
-    gate, inside, leave = Gate(), threading.Event(), threading.Event()
+def test_nothing_is_launched_while_specializing(start, recorder, gpu):
+    inside, leave = threading.Event(), threading.Event()
     running = []
 
     def specialize(size: tuple[int, int]) -> None:
         inside.set()
         assert leave.wait(WAIT)
 
-    def on_job(index: int) -> None:
-        running.append(inside.is_set() and not leave.is_set())
-        gate()
-
-    other = task("b", jobs=2, cameras=("rear",), on_job=on_job)
-    engine = start(replace(task("a", jobs=1), specialize=specialize), other, workers=2)
-    waits = waits_for(engine._queue._idle, monkeypatch)
-    engine.offer(Frame("rear", 0, np.zeros((2, 3, 3), np.uint8)))
-    gate.wait_for_job()
+    other = task("b", jobs=2, cameras=("rear",), on_gpu=True, on_job=lambda index: running.append(leave.is_set()))
+    engine = start(replace(task("a", jobs=1, on_gpu=True), specialize=specialize), other, device=DEVICE)
     engine.offer(sized(4, 6))
-    recorder.wait(lambda: recorder.results)
-    assert waits.wait(WAIT)  # for b's job
-    assert not inside.is_set()
-    gate.open()
     assert inside.wait(WAIT)
+    engine.offer(sized(2, 3, "rear"))
+    assert not engine.wait_idle(0.05)
     leave.set()
     recorder.wait(lambda: len(recorder.results) == 2)
-    assert running == [False, False]
+    assert running == [True, True]
 
 
-def test_failing_specialization_is_retried_twice(start, recorder, caplog):
+def test_failing_specialization_is_retried_twice(start, recorder, caplog, gpu):
     attempts = []
 
     def specialize(size: tuple[int, int]) -> None:
@@ -63,7 +64,7 @@ def test_failing_specialization_is_retried_twice(start, recorder, caplog):
         if len(attempts) != 5:
             raise RuntimeError("cannot be captured")
 
-    engine = start(replace(task("a", jobs=1), specialize=specialize))
+    engine = start(replace(task("a", jobs=1, on_gpu=True), specialize=specialize), device=DEVICE)
     sizes = [(4, 6)] * 5 + [(2, 3)] * 4
     for number, (height, width) in enumerate(sizes, start=1):
         assert engine.submit(sized(height, width), WAIT)

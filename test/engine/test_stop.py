@@ -11,12 +11,12 @@ from multi_dnn_ros.engine import DropReason
 
 
 def engine_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith(("worker-", "dnn-"))]
+    return [t.name for t in threading.enumerate() if t.name.startswith("dnn-")]
 
 
 def test_stop_ends_every_thread(start):
     engine = start(*(task(name) for name in "abc"), workers=4)
-    assert len(engine_threads()) == 7
+    assert len(engine_threads()) == 3
     assert engine.stop(WAIT) == []
     assert engine_threads() == []
 

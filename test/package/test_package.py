@@ -20,7 +20,6 @@ ROSDEP = {
     "filelock": "python3-filelock",
     "numpy": "python3-numpy",
     "opencv-python-headless": "python3-opencv",
-    "filelock": "python3-filelock",
     "packaging": "python3-packaging",
     "psutil": "python3-psutil",
     "PyYAML": "python3-yaml",

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from waiting import until as until
 
 from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.captured_network import EagerNetwork
 from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
+from multi_dnn_ros.engine.inference import Inference
+from multi_dnn_ros.engine.policies import Policy
 
 WAIT = 60.0  # seconds that no condition may take; none takes more than milliseconds unless something is broken
 
@@ -101,11 +103,12 @@ def task(
     on_job: Callable[[int], None] = lambda index: None,
     decode: Callable[[Tensors, tuple[int, int]], object] | None = None,
     batches: tuple[int, ...] = (),
+    on_gpu: bool = False,
     **kwargs: object,
 ) -> DnnTask:
     """A DNN that adds 1 to the image's value in each job; its result is (value, (height, width)).
 
-    batches: numbers of images that it also takes at once.
+    batches: numbers of images that it also takes at once. on_gpu: with networks instead of stages.
     """
 
     def stage(index: int, images: int = 1) -> Callable[[Tensors], Tensors]:
@@ -116,45 +119,37 @@ def task(
 
         return run
 
+    chains = {images: tuple(stage(index, images) for index in range(jobs)) for images in (1, *batches)}
+    networks = {images: EagerNetwork(chain, images, None) for images, chain in chains.items()}
     return DnnTask(
         name=name,
         cameras=cameras,
         preprocess=lambda image: (image.to(torch.float32).mean().reshape(1),),
-        stages=tuple(stage(index) for index in range(jobs)),
+        stages=() if on_gpu else chains.pop(1),
         decode=decode or (lambda outputs, size: (float(outputs[0]), size)),
-        batches={images: tuple(stage(index, images) for index in range(jobs)) for images in batches},
+        batches={} if on_gpu else chains,
+        networks=networks if on_gpu else {},
         **kwargs,
     )
 
 
-def waits_for(condition: threading.Condition, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a thread has to wait on the condition."""
-    waits, wait_for = threading.Event(), condition.wait_for
+class WatchedPolicy:
+    """A policy that counts the jobs that wait."""
 
-    def watched(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        if not predicate():
-            waits.set()
-        return wait_for(predicate, timeout)
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._queued = threading.Semaphore(0)
+        self.may_overtake = policy.may_overtake
+        self.holds_back = policy.holds_back
 
-    monkeypatch.setattr(condition, "wait_for", watched)
-    return waits
+    def key(self, inference: Inference, queued_ns: int, job: int = 0) -> int:
+        key = self._policy.key(inference, queued_ns, job)
+        self._queued.release()
+        return key
 
-
-class WatchedLock:
-    """A lock. waits: set when a thread has to wait for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.waits = threading.Event()
-
-    def acquire(self, timeout: float) -> bool:
-        if self._lock.acquire(blocking=False):
-            return True
-        self.waits.set()
-        return self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        self._lock.release()
+    def wait_for_jobs(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self._queued.acquire(timeout=WAIT)
 
 
 def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, drain: bool = False) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends.host_copies import HostCopies
-from multi_dnn_ros.engine import engine as engine_module
-from multi_dnn_ros.engine import events as events_module
+from multi_dnn_ros.engine import gpu as gpu_module
+from multi_dnn_ros.engine.frame import Frame
 
 DEVICE = torch.device("cuda", 0)
 #: A clock's two readings may differ by this much more than what lies between them, seconds.
@@ -35,8 +35,8 @@ class Event:
     def record(self, stream: Stream) -> None:
         self.at = max(stream.until, time.perf_counter())
 
-    def synchronize(self) -> None:
-        time.sleep(max(0.0, self.at - time.perf_counter()))
+    def query(self) -> bool:
+        return self.at <= time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
         if max(self.at, end.at) > time.perf_counter() + _SLACK_S:
@@ -44,29 +44,50 @@ class Event:
         return (end.at - self.at) * 1e3
 
 
+class Counter:
+    """A number that is written when its stream gets there."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._writes: list[tuple[float, int]] = [(0.0, 0)]
+
+    @property
+    def value(self) -> int:
+        now = time.perf_counter()
+        return max(value for at, value in self._writes if at <= now)
+
+    def write(self, value: int) -> None:
+        self._writes = [*self._writes[-4:], (self._gpu.stream.until, value)]
+
+
 class FakeGpu:
-    """Replaces CUDA in the fixture `gpu`."""
+    """Replaces CUDA in the engine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._current = threading.local()
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._current, "stream", stream))
-        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         monkeypatch.setattr(HostCopies, "start", lambda copies, tensor: tensor.clone())
-        monkeypatch.setattr(events_module, "enqueue_on", lambda device: self)
-        monkeypatch.setattr(engine_module, "make_stream", lambda device, sms, priority: Stream())
+        monkeypatch.setattr(gpu_module, "enqueue_on", lambda device: self)
+        monkeypatch.setattr(Frame, "tensor", lambda frame, device: torch.from_numpy(frame.image()))
+        monkeypatch.setattr(gpu_module, "make_stream", lambda device, sms, priority: Stream())
 
     def record(self, event: Event) -> None:
         """Record an event on the calling thread's stream, as Enqueue does."""
         event.record(self._current.stream)
 
+    def counter(self) -> Counter:
+        """A counter, as Enqueue makes it."""
+        return Counter(self)
+
+    @property
+    def stream(self) -> Stream:
+        """The calling thread's stream."""
+        found: Stream = self._current.stream
+        return found
+
     def launch(self, seconds: float) -> None:
         """On the calling thread's stream."""
         stream = self._current.stream
         stream.until = max(stream.until, time.perf_counter()) + seconds
-
-    def busy_until(self) -> float:
-        """Of the calling thread's stream, on time.perf_counter."""
-        until: float = self._current.stream.until
-        return until

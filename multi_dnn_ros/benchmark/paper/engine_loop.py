@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends.captured_network import as_network
+from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.paper.loops import Loop, Tally, Window
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame
@@ -28,16 +31,33 @@ class _FrameOnDevice(Frame):
         return torch.empty(0)
 
 
+def dnn_state(device: torch.device) -> Shared:
+    """For preparing one DNN of the engine: on a GPU with a gate, and without copying outputs to the host."""
+    return Shared(gate=Gate(), reduce=_no_outputs) if device.type == "cuda" else Shared()
+
+
 def make_task(
-    name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, *, sms: int = 0,
-    priority: int = 0,
+    name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, state: Shared, *,
+    sms: int = 0, priority: int = 0,
 ) -> DnnTask:  # fmt: skip
-    """A DNN whose input is already on the device. chains: stages by batch size, 1 included."""
-    return DnnTask(
-        name, tuple(cameras), lambda image: inputs, chains[1], lambda outputs, size: None, sms=sms, priority=priority,
-        batches={size: chain for size, chain in chains.items() if size > 1}, batch_delay_ns=_BATCH_DELAY_NS,
+    """A DNN whose input is already on the device. chains: stages by batch size, 1 included. state: of `dnn_state`."""
+    task = DnnTask(
+        name, tuple(cameras), lambda image: inputs, (), lambda outputs, size: None, sms=sms, priority=priority,
+        batch_delay_ns=_BATCH_DELAY_NS, gate=state.gate,
+    )  # fmt: skip
+    if inputs[0].is_cuda:
+        networks = {size: as_network(chain, size, _no_outputs) for size, chain in chains.items()}
+        memory = getattr(networks[1], "inputs", inputs)  # as if preprocessing had written there
+        return replace(task, networks=networks, preprocess=lambda image: memory)
+    return replace(
+        task, stages=chains[1], batches={size: chain for size, chain in chains.items() if size > 1},
         single_launch=single_launches(chains),
     )  # fmt: skip
+
+
+def _no_outputs(outputs: Tensors) -> Tensors:
+    """As in the other conditions, no output is copied to the host."""
+    return ()
 
 
 @contextmanager

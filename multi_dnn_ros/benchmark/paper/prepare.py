@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Stage, Tensors, green_contexts
+from multi_dnn_ros.backends import Shared, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.precision import PRECISIONS
-from multi_dnn_ros.benchmark.paper.engine_loop import engine_loop, make_task
+from multi_dnn_ros.benchmark.paper.engine_loop import dnn_state, engine_loop, make_task
 from multi_dnn_ros.benchmark.paper.loops import Loop, one_dnn_loop, shared_queue_loop
 from multi_dnn_ros.benchmark.paper.sets import Condition, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
@@ -95,17 +95,20 @@ def make_loop(work: Work) -> Loop:
     execution, precision = condition.execution, condition.precision_on(device)
     # fp32 follows the process's TF32 setting, as in the conditions without a backend.
     precision = "auto" if precision == "fp32" or execution == "eager" else precision
-    prepared: list[tuple[dict[int, tuple[Stage, ...]], Tensors]] = []
+    prepared: list[tuple[dict[int, tuple[Stage, ...]], Tensors, Shared]] = []
+    in_engine = condition.layout != "shared_queue"
     with _own_stream(work, device):
         for network, _ in kinds:
             chains, image = copy.deepcopy(built[network])
-            backend = choose_backend(execution, device, precision)
-            ready = prepare_batches(backend, chains, (image,), device, PRECISIONS[precision].tolerance(device))
-            prepared.append((ready, (image.to(device),)))
+            backend = choose_backend(execution, device, precision, single_launch=in_engine)
+            state = dnn_state(device) if in_engine else Shared()
+            tolerance = PRECISIONS[precision].tolerance(device)
+            ready = prepare_batches(backend, chains, (image,), device, tolerance, state)
+            prepared.append((ready, (image.to(device),), state))
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
     if condition.layout == "shared_queue":
-        chains_of_dnns, inputs = [ready[1] for ready, _ in prepared], [each for _, each in prepared]
+        chains_of_dnns, inputs = [ready[1] for ready, _, _ in prepared], [each for _, each, _ in prepared]
         return shared_queue_loop(chains_of_dnns, inputs, partial(_own_stream, work, device))
     tasks = [
         make_task(f"dnn{number}", [next(names) for _ in range(count)], *each, sms=work.sms or 0)

@@ -1,0 +1,133 @@
+"""What a user would write instead of this package: one plain process per network with torch.compile.
+
+There is no ROS and no finding of lane lines. The frames of the cameras lie in shared memory, which is page-locked for a
+GPU; boxes and masks are reduced on the device; when every camera has a new frame, they are one batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Semaphore
+
+import numpy as np
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.ssd import SSD
+
+from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report
+
+_CANDIDATES, _BOXES, _MIN_SCORE, _MAX_OVERLAP = 300, 100, 0.4, 0.5
+_IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_WARM_UP_CALLS = 6
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A network of torchvision. size: (width, height) of its input. classes: None for the network's own number."""
+
+    network: str
+    size: tuple[int, int]
+    classes: int | None = None
+
+
+class FrameModel(nn.Module):
+    """Preprocessing, network and reduction: (N, H, W, 3) uint8 BGR -> a mask, or the best boxes, scores and labels."""
+
+    def __init__(self, peer: Peer, device: torch.device) -> None:
+        super().__init__()
+        classes = {} if peer.classes is None else {"num_classes": peer.classes}
+        torch.manual_seed(0)
+        net = torchvision.models.get_model(peer.network, weights=None, weights_backbone=None, **classes)
+        self.net = net.eval().to(device, memory_format=torch.channels_last)
+        self.size = peer.size[::-1]
+        self.dtype = torch.float16 if device.type == "cuda" else torch.float32
+        self.detects = hasattr(net, "anchor_generator")
+        mean, std = (net.transform.image_mean, net.transform.image_std) if self.detects else _IMAGENET
+        self.mean, self.std = (torch.tensor(each, device=device).view(1, 3, 1, 1) for each in (mean, std))
+        if self.detects:
+            self.has_background = isinstance(net, SSD)
+            empty = torch.zeros(1, 3, *self.size, device=device)
+            with torch.no_grad():
+                features = list(net.backbone(empty).values())
+                self.anchors = net.anchor_generator(ImageList(empty, [self.size]), features)[0]
+        net.to(self.dtype)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pixels = images.permute(0, 3, 1, 2).flip(1).float() / 255
+        scaled = functional.interpolate(pixels, self.size, mode="bilinear", align_corners=False)
+        inputs = ((scaled - self.mean) / self.std).to(self.dtype).contiguous(memory_format=torch.channels_last)
+        if not self.detects:
+            return ((self.net(inputs)["out"][:, 0] > 0).to(torch.uint8),)
+        outputs = self.net.head(list(self.net.backbone(inputs).values()))
+        logits = outputs["cls_logits"].float()
+        best, labels = (logits.softmax(-1)[..., 1:] if self.has_background else logits.sigmoid()).max(-1)
+        scores, index = best.topk(min(_CANDIDATES, best.shape[1]), 1)
+        deltas = outputs["bbox_regression"].float().gather(1, index[..., None].expand(-1, -1, 4))
+        boxes = self.net.box_coder.decode_single(deltas.reshape(-1, 4), self.anchors[index].reshape(-1, 4))
+        return boxes.view(*scores.shape, 4), scores, labels.gather(1, index)
+
+
+def run_peer(peer: Peer, device_name: str, frames: CameraFrames, wake: Semaphore, connection: Connection) -> None:
+    """The process of a network: says when it is ready, then answers each phase with a report."""
+    torch.set_num_threads(1)
+    device = torch.device(device_name)
+    images = torch.from_numpy(frames.images)
+    model: nn.Module = FrameModel(peer, device)
+    infer, detects = model.__call__, model.detects
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(images.data_ptr(), images.numel(), 0))
+        torch.backends.cudnn.benchmark = True
+        torch._inductor.config.freezing = True
+        infer = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    cameras = len(images)
+    inputs = {count: torch.zeros_like(images[:count, 0], device=device) for count in (1, cameras)}
+
+    def results(picked: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """The mask, or the boxes, of each (camera, slot), on the host."""
+        batch = inputs[len(picked)]
+        for row, (camera, slot) in enumerate(picked):
+            batch[row].copy_(images[camera, slot], non_blocking=True)
+        if device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        outputs = infer(batch)
+        if not detects:
+            return list(outputs[0].cpu())
+        found = []
+        for boxes, scores, labels in zip(*outputs, strict=True):
+            keep = torchvision.ops.batched_nms(boxes, scores, labels, _MAX_OVERLAP)[:_BOXES]
+            found.append(torch.cat([boxes[keep], scores[keep, None], labels[keep, None].float()], 1))
+        on_host = torch.cat(found).cpu().split([len(each) for each in found])
+        return [each[each[:, 4] > _MIN_SCORE] for each in on_host]
+
+    with torch.no_grad():
+        for count in inputs:
+            for _ in range(_WARM_UP_CALLS):
+                results([(camera, 0) for camera in range(count)])
+        connection.send("ready")
+        while True:
+            phase: Phase = connection.recv()
+            latencies_ms, cpu_s, seen = list[float](), time.process_time(), frames.numbers.copy()
+            while True:
+                numbers = frames.numbers.copy()
+                waiting = [(camera, int(numbers[camera] % SLOTS)) for camera in np.flatnonzero(numbers > seen).tolist()]
+                if not waiting:
+                    left_s = phase.end_s - time.monotonic()
+                    if left_s <= 0.0:
+                        break
+                    wake.acquire(timeout=left_s)
+                    continue
+                picked = waiting if len(waiting) == cameras else [min(waiting, key=lambda it: frames.stamps_ns[it])]
+                stamps_ns = [int(frames.stamps_ns[each]) for each in picked]
+                results(picked)
+                now_ns = time.monotonic_ns()
+                latencies_ms += [(now_ns - stamp_ns) / 1e6 for stamp_ns in stamps_ns]
+                for camera, _ in picked:
+                    seen[camera] = numbers[camera]
+            connection.send(Report(latencies_ms, time.process_time() - cpu_s))

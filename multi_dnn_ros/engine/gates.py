@@ -1,0 +1,131 @@
+"""Holds frames back on a GPU: decides, whenever a frame starts or ends, which DNNs' gates are closed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from multi_dnn_ros.engine.inference import Inference
+from multi_dnn_ros.engine.policies import Policy
+from multi_dnn_ros.engine.task import DnnTask
+
+log = logging.getLogger(__name__)
+
+#: A gate that was closed for this long is opened: a frame that is held back for so long has lost its use, and the one
+#: that it waits for may itself wait for it (the streams of a GPU share a few hardware queues).
+TIME_LIMIT_S = 1.0
+
+
+class Gates:
+    """The gates of the DNNs of one GPU. Thread-safe.
+
+    A frame that the policy puts before launched ones closes their gates when it starts: they stop after the segment
+    that they are in, and go on when it has ended. One whose gate is closed may be launched all the same; it waits on
+    the GPU.
+    """
+
+    def __init__(self, tasks: Sequence[DnnTask], policy: Policy, clock: Callable[[], int]) -> None:
+        self._gates = {task.name: task.gate for task in tasks if task.gate is not None}
+        self._policy = policy
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._launched: dict[str, deque[Inference]] = {task.name: deque() for task in tasks}
+        self._is_preemptive = bool(self._gates) and any(
+            policy.may_overtake(other, task) for other in tasks for task in tasks if other is not task
+        )
+        self._closed_at: dict[str, float] = {}
+        self._exempt: set[int] = set()  # ids of inferences that were held back for too long
+        self._stopped = threading.Event()
+        self._watch: threading.Thread | None = None
+        #: How often a gate was opened because of the time limit.
+        self.forced = 0
+
+    def update(self, tasks: Sequence[DnnTask]) -> None:
+        """Priorities or deadlines have changed."""
+        preemptive = any(self._policy.may_overtake(a, b) for a in tasks for b in tasks if a.name != b.name)
+        with self._lock:
+            self._is_preemptive = bool(self._gates) and preemptive
+            self._decide()
+
+    def begin(self, inference: Inference) -> None:
+        """The inference is about to be launched."""
+        with self._lock:
+            self._launched[inference.task.name].append(inference)
+            if self._is_preemptive:
+                self._decide()
+
+    def end(self, inference: Inference) -> None:
+        """Its outputs have arrived, or it was not launched."""
+        with self._lock:
+            launched = self._launched[inference.task.name]
+            if inference in launched:
+                launched.remove(inference)
+            self._exempt.discard(id(inference))
+            if self._is_preemptive or self._closed_at:
+                self._decide()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Context in which all gates are open."""
+        with self._lock:
+            before, self._is_preemptive = self._is_preemptive, False
+            self._decide()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_preemptive = before
+                self._decide()
+
+    def stop(self) -> None:
+        """Open all gates, for good."""
+        self._stopped.set()
+        with self._lock:
+            self._is_preemptive = False
+            self._decide()
+
+    def _decide(self) -> None:
+        """Close and open the gates; the caller holds the lock."""
+        now_ns = self._clock()
+        first = {dnn: launched[0] for dnn, launched in self._launched.items() if launched}
+        for dnn, gate in self._gates.items():
+            held = first.get(dnn)
+            closed = (
+                self._is_preemptive
+                and held is not None
+                and id(held) not in self._exempt
+                and any(self._policy.holds_back(other, held, now_ns) for other in first.values() if other is not held)
+            )
+            if closed == gate.is_open:
+                gate.is_open = not closed
+                if closed:
+                    self._closed_at[dnn] = time.monotonic()
+                    self._start_watch()
+                else:
+                    self._closed_at.pop(dnn, None)
+
+    def _start_watch(self) -> None:
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._open_overdue, name="gates", daemon=True)
+            self._watch.start()
+
+    def _open_overdue(self) -> None:
+        while not self._stopped.wait(TIME_LIMIT_S / 4):
+            overdue = []
+            with self._lock:
+                for dnn, since in list(self._closed_at.items()):
+                    if time.monotonic() - since > TIME_LIMIT_S:
+                        overdue.append(dnn)
+                        self.forced += 1
+                        self._exempt.update(id(inference) for inference in self._launched[dnn])
+                if overdue:
+                    self._decide()
+            for dnn in overdue:
+                log.warning(
+                    "DNN %s was held back by more important frames for %g s and now goes on (%d times so far)",
+                    dnn, TIME_LIMIT_S, self.forced,
+                )  # fmt: skip

@@ -1,0 +1,348 @@
+"""Runs inferences on a GPU: one thread launches each as one CUDA graph and notices when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from multi_dnn_ros.backends.captured_network import Network
+from multi_dnn_ros.backends.cuda_driver import enqueue_on
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.green_contexts import make_stream
+from multi_dnn_ros.backends.host_copies import HostCopies
+from multi_dnn_ros.backends.stream_priority import stream_priorities
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.gates import Gates
+from multi_dnn_ros.engine.inference import Inference
+from multi_dnn_ros.engine.observer import Observer
+from multi_dnn_ros.engine.policies import Policy
+from multi_dnn_ros.engine.task import DnnTask
+
+log = logging.getLogger(__name__)
+
+#: Inferences of a DNN that may be launched before the oldest of them has ended: with two, the GPU needs not wait for
+#: the host between them.
+AHEAD = 2
+#: How often the thread looks whether an inference has ended. A blocking event wakes a thread 100 us after the end.
+_POLL_S = 40e-6
+#: After this many polls without an end, the events are asked whether the device has failed: a failed one ends nothing.
+_POLLS_PER_CHECK = 250
+#: Maximum number of image sizes per DNN whose preprocessing is captured; a camera has one or a few.
+_MAX_SIZES = 16
+#: A busy device may succeed later, but every attempt delays all DNNs.
+_MAX_ATTEMPTS = 3
+
+
+class LaunchedDnn(Protocol):
+    """What the launching thread sees of a DNN. Its methods may be called by any thread."""
+
+    task: DnnTask
+
+    def take(self) -> Inference | None:
+        """The next inference to launch; None if no frame waits, or if as many inferences as allowed are launched."""
+        ...
+
+    def finished(self, inference: Inference) -> None:
+        """An inference has ended, with outputs or with a drop cause."""
+        ...
+
+    def delay_s(self) -> float | None:
+        """Seconds until `take` may return an inference; None: not before another frame arrives or one is finished."""
+        ...
+
+    def fail(self, message: str) -> None:
+        """The launching thread has ended with an error."""
+        ...
+
+
+class _Launched:
+    """An inference on the GPU. began, ended: events around the network. number: in `done` once the outputs arrived."""
+
+    def __init__(
+        self, network: Network, began: torch.cuda.Event, ended: torch.cuda.Event, host: torch.Tensor, number: int
+    ) -> None:
+        self.network = network
+        self.began = began
+        self.ended = ended
+        self.host = host
+        self.number = number
+
+
+class _Stream:
+    """The stream of one DNN, its events, and pinned memory for its outputs and the number of the last one that ended.
+
+    Creating an event costs more than recording it, so events are used again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream: torch.cuda.Stream | None = None
+        self.last: torch.cuda.Event | None = None  # after everything launched so far
+        self.in_flight: deque[Inference] = deque()
+        self.host_copies = HostCopies()
+        self.attempts_left: dict[tuple[int, int], int] = {}  # by image size; 0: captured or given up
+        self.done = enqueue_on(device).counter()
+        self.launched = 0
+        self._free: list[torch.cuda.Event] = []
+
+    def record(self) -> torch.cuda.Event:
+        """An event after everything launched so far; the stream must be the calling thread's current one."""
+        assert self.stream is not None
+        if self._free:
+            event = self._free.pop()
+            enqueue_on(self.stream.device).record(event)
+        else:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(self.stream)
+        return event
+
+    def release(self, launched: _Launched) -> None:
+        """Nothing reads its events any more; `last` may be one of them, and then stands for what comes later."""
+        self._free += [launched.began, launched.ended]
+
+
+class GpuRunner(threading.Thread):
+    """The launching thread of a GPU.
+
+    The graph of a DNN has fixed memory: its inferences follow one another on one stream, and the next one may be
+    launched before the previous one has ended. `gates` hold back what the policy puts behind other frames. The streams
+    have the priorities of the DNNs, or are restricted to the DNN's share of the SMs.
+
+    All calls of CUDA come from this thread, so that no launch waits for the GIL because another one is waiting for it.
+    While something runs, it looks for ends every _POLL_S: the GPU writes the number of each finished inference into
+    memory of the host. While nothing runs, it sleeps.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        policy: Policy,
+        dnns: Callable[[], Sequence[LaunchedDnn]],
+        clock: Callable[[], int],
+        observer: Observer,
+    ) -> None:
+        super().__init__(name="launch", daemon=True)
+        self._device = device
+        self._policy = policy
+        self._clock = clock
+        self._observer = observer
+        self._dnns = dnns
+        tasks = [dnn.task for dnn in dnns()]
+        self._gates = Gates(tasks, policy, clock)
+        self._states = {task.name: _Stream(device) for task in tasks}
+        self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
+        self._priorities = stream_priorities(task.priority for task in tasks)
+        self._capturing = threading.Lock()  # meanwhile nothing may be allocated
+        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="images")
+        self._woken = threading.Lock()  # released to wake the thread
+        self._woken.acquire()
+        self._sleeps = False
+        self._closed = False
+
+    # -- called from other threads
+
+    def offer(self, frame: Frame, pass_on: Callable[[Frame], None]) -> None:
+        """Call `pass_on`; before that, decode a JPEG file in a thread for images, where it delays no launch.
+
+        The order of a camera's frames is kept.
+        """
+        if frame.is_decoded_for(self._device):
+            pass_on(frame)
+            return
+
+        def decode() -> None:
+            with contextlib.suppress(Exception), self._capturing:  # raised again when the frame is launched
+                torch.cuda.set_device(self._device)
+                frame.decode_for(self._device)
+            pass_on(frame)
+
+        self._decoding.submit(decode)
+
+    def wake(self) -> None:
+        """A frame waits."""
+        if self._sleeps:
+            self._sleeps = False
+            with contextlib.suppress(RuntimeError):  # another thread was faster
+                self._woken.release()
+
+    def update(self) -> None:
+        """The tasks' priorities or deadlines have changed."""
+        tasks = [dnn.task for dnn in self._dnns()]
+        self._priorities = stream_priorities(task.priority for task in tasks)
+        self._gates.update(tasks)
+
+    def close(self) -> None:
+        """Open all gates, and end once what was launched has ended. The DNNs accept no more frames."""
+        self._gates.stop()
+        self._closed = True
+        self.wake()
+        self._decoding.shutdown(wait=False)
+
+    # -- the thread
+
+    def run(self) -> None:
+        try:
+            torch.cuda.set_device(self._device)
+            _sleep_precisely()
+            with torch.inference_mode():
+                self._serve()
+        except BaseException as error:  # an error of the engine itself; Engine.failed_threads() reports the thread
+            log.exception("the launching thread ended with an error; its engine process is replaced")
+            for dnn in self._dnns():
+                dnn.fail(f"{type(error).__name__}: {error}")
+
+    def _serve(self) -> None:
+        idle_polls = 0
+        while True:
+            started = self._start_all()
+            ended = self._finish_ended(check=idle_polls >= _POLLS_PER_CHECK)
+            if started or ended:
+                idle_polls = 0
+                continue
+            if any(state.in_flight for state in self._states.values()):
+                idle_polls = idle_polls + 1 if idle_polls < _POLLS_PER_CHECK else 0
+                self._sleep(_POLL_S)
+            elif self._closed:
+                return
+            else:
+                self._sleep(None)
+
+    def _sleep(self, longest_s: float | None) -> None:
+        """Until `wake`, the end of a DNN's delay, or `longest_s` seconds."""
+        self._sleeps = True  # before asking the DNNs: `wake` may be called in between
+        delays = [delay for dnn in self._dnns() if (delay := dnn.delay_s()) is not None]
+        if longest_s is not None:
+            delays.append(longest_s)
+        timeout_s = min(delays) if delays else -1
+        if timeout_s and not self._closed:
+            self._woken.acquire(timeout=timeout_s)
+        self._sleeps = False
+
+    def _start_all(self) -> bool:
+        """Launch what waits, in the order of the policy. Returns whether there was anything."""
+        inferences = [inference for dnn in self._dnns() if (inference := dnn.take()) is not None]
+        if len(inferences) > 1:
+            inferences.sort(key=lambda inference: self._policy.key(inference, inference.received_ns))
+        for inference in inferences:
+            self._start(inference)
+        return bool(inferences)
+
+    def _start(self, inference: Inference) -> None:
+        name = inference.task.name
+        state = self._states[name]
+        self._observer.began(name)
+        self._gates.begin(inference)
+        state.in_flight.append(inference)
+        try:
+            self._enter_stream(inference, state)
+            try:
+                inference.launched = self._launch(inference, state)
+            finally:
+                # What a failed launch has started may still use the memory of the DNN, too.
+                state.last = state.record()
+        except BaseException as error:  # whatever error a DNN raises, the thread must continue
+            self._fail(inference, error)
+
+    def _launch(self, inference: Inference, state: _Stream) -> _Launched:
+        before = self._clock()
+        network = inference.task.network_for(len(inference.items))
+        images = inference.images(self._device, is_device_failure)
+        inputs = next(images) if network.batch == 1 else network.load(images)
+        inference.pre_ns = self._clock() - before
+        began = state.record()
+        packed = network.launch(inputs)
+        ended = state.record()
+        host = state.host_copies.start(packed)
+        state.launched += 1
+        state.done.write(state.launched)
+        return _Launched(network, began, ended, host, state.launched)
+
+    def _finish_ended(self, *, check: bool) -> bool:
+        """Pass the inferences that have ended to their DNNs. check: whether to look for a failed device.
+
+        Returns whether there were any.
+        """
+        found = False
+        for dnn in self._dnns():
+            state = self._states[dnn.task.name]
+            while state.in_flight:
+                inference = state.in_flight[0]
+                launched: _Launched | None = inference.launched
+                if launched is not None and state.done.value < launched.number:
+                    if not check:
+                        break
+                    try:
+                        launched.ended.query()
+                        break
+                    except RuntimeError as error:  # kernel failures surface here
+                        self._fail(inference, error)
+                state.in_flight.popleft()
+                self._gates.end(inference)
+                if launched is not None and inference.drop_cause is None:
+                    inference.compute_ns = int(launched.began.elapsed_time(launched.ended) * 1e6)
+                    inference.rows = launched.network.unpack(launched.host)
+                    state.release(launched)
+                inference.launched = None
+                self._observer.ended(dnn.task.name)
+                dnn.finished(inference)
+                self._specialize(inference, state)
+                found = True
+        return found
+
+    def _specialize(self, inference: Inference, state: _Stream) -> None:
+        """Capture preprocessing once per image size, after a frame of that size was processed; a failure is logged, and
+        the capture tried again twice.
+        """
+        task = inference.task
+        if task.specialize is None or inference.drop_cause is not None or self._closed:
+            return
+        for item in inference.items:
+            if item.drop_cause is not None:
+                continue
+            height, width = size = item.frame.size
+            attempts = state.attempts_left.get(size, _MAX_ATTEMPTS if len(state.attempts_left) < _MAX_SIZES else 0)
+            if not attempts:
+                continue
+            state.attempts_left[size] = 0
+            try:
+                with self._capturing, self._gates.opened():  # the capture waits for everything that was launched
+                    task.specialize(size)
+            except Exception as error:
+                state.attempts_left[size] = attempts - 1
+                log.warning(
+                    "DNN %s: preprocessing is not captured (capture_preprocess) and runs eagerly for images of %d x %d "
+                    "(attempts left: %d): %s",
+                    task.name, width, height, attempts - 1, error,
+                )  # fmt: skip
+
+    def _enter_stream(self, inference: Inference, state: _Stream) -> None:
+        """Make the DNN's stream the current one."""
+        task = inference.task
+        # A frame may have been taken before its DNN's priority changed; streams on a share of the SMs have no priority.
+        key = task.name, task.sms, 0 if task.sms else self._priorities.get(inference.priority, 0)
+        if key not in self._streams:
+            self._streams[key] = make_stream(self._device, task.sms, key[2])
+        stream = self._streams[key]
+        torch.cuda.set_stream(stream)
+        if stream is not state.stream:
+            if state.last is not None:
+                stream.wait_event(state.last)
+            state.stream = stream
+
+    def _fail(self, inference: Inference, error: BaseException) -> None:
+        if is_device_failure(error):
+            self._observer.device_failed(inference.task.name, error)
+        inference.fail(error)
+
+
+def _sleep_precisely() -> None:
+    """Let this thread's short sleeps end in time; by default Linux adds up to 50 us."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, nanoseconds
