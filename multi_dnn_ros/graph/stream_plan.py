@@ -94,21 +94,6 @@ def _plan(operations: Sequence[DeviceOperation], groups: Groups, streams: int, e
     return StreamPlan(steps, len(last), joins, _duration_s(order, stream_of, event_s))
 
 
-def time_saved_s(graph_module: fx.GraphModule, cost: Callable[[fx.Node], float], streams: int) -> float:
-    """Predicted seconds by which a graph is shorter on `streams` streams than on one; 0 if it must run in order.
-
-    cost: seconds of an operation. The critical path limits the saving. That streams slow each other down is not
-    included.
-    """
-    if streams == 1:
-        return 0.0
-    try:
-        operations = device_operations(graph_module, cost)
-    except SerialGraphError:
-        return 0.0
-    return max(0.0, sum(each.cost_s for each in operations) - plan_streams(operations, streams).duration_s)
-
-
 def _schedule(
     operations: Sequence[DeviceOperation], streams: int, event_s: float
 ) -> tuple[dict[str, int], list[DeviceOperation]]:

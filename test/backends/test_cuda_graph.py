@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_branched_graph import EXAMPLE, FakeStreams, blocks
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors, cuda_graph
+from multi_dnn_ros.backends import Shared, Stage, Tensors, captured_network, cuda_graph
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branched_segments import SegmentCompiler
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, _CapturedChain
+from multi_dnn_ros.backends.captured_network import CapturedNetwork, Packing
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 
 STREAM = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda stream: None)
 
@@ -26,42 +30,62 @@ def fake_capture(run: Callable[[], None], pool: object, stream: object) -> Simpl
 @pytest.fixture(autouse=True)
 def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "capture_graph", fake_capture)
+    monkeypatch.setattr(captured_network, "capture_graph", fake_capture)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: STREAM)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
 
 
-def captured(*stages: Stage) -> list[Captured]:
-    ready: list[Captured] = []
-    carried: Tensors = (torch.zeros(4),)
-    for stage in stages:
-        before = ready[-1].outputs if ready else None
-        ready.append(Captured(stage, carried, before, None, STREAM, 1e-6))  # type: ignore[arg-type]
-        carried = ready[-1](carried)
-    return ready
+def whole(*stages: Stage, **options: Any) -> CapturedNetwork:
+    return CapturedNetwork(stages, stages, (torch.zeros(1, 4),), None, STREAM, 1e-6, **options)  # type: ignore[arg-type]
 
 
 def test_an_output_that_is_a_constant_of_the_dnn_keeps_its_value() -> None:
     """Such as the anchors that a detector returns with its boxes."""
-    anchors = torch.arange(4.0)
-    stages = captured(lambda carried: (carried[0] + 1.0,), lambda carried: (carried[0] * 2.0, anchors))
-    whole = _CapturedChain(stages, 1e-6)
-    results, constant = whole((torch.ones(4),))
-    assert results.tolist() == [4.0] * 4
-    assert constant.tolist() == anchors.tolist() == [0.0, 1.0, 2.0, 3.0]
+    anchors = torch.arange(4.0)[None]
+    network = whole(lambda carried: (carried[0] + 1.0,), lambda carried: (carried[0] * 2.0, anchors))
+    (row,) = network.unpack(network.launch((torch.ones(1, 4),)).clone())
+    assert [tensor.tolist() for tensor in row] == [[[4.0] * 4], [[0.0, 1.0, 2.0, 3.0]]]
 
 
-def test_a_chain_that_does_not_write_the_results_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = captured(lambda carried: (carried[0] + 1.0,), lambda carried: (carried[0] * 2.0,))
-    for stage in stages:  # as a graph does: every launch writes the same memory
-        monkeypatch.setattr(stage, "_graph", SimpleNamespace(replay=lambda stage=stage: write(stage)))
-    monkeypatch.setattr(cuda_graph, "capture_graph", lambda run, pool, stream: SimpleNamespace(replay=lambda: None))
+def test_a_graph_that_does_not_write_the_results_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(run: Callable[[], None], pool: object, stream: object) -> SimpleNamespace:
+        run()
+        return SimpleNamespace(replay=lambda: None)
+
+    monkeypatch.setattr(captured_network, "capture_graph", capture)
     with pytest.raises(ValueError, match="result 0 is off by"):
-        _CapturedChain(stages, 1e-6)
+        whole(lambda carried: (carried[0] + 1.0,), lambda carried: (carried[0] * 2.0,))
 
 
-def write(stage: Captured) -> None:
-    for target, result in zip(stage.outputs, stage.stage(stage.inputs), strict=True):
-        target.copy_(result)
+def test_what_cannot_be_captured_is_reduced_after_the_launch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = itertools.count()
+
+    def reduce(outputs: Tensors) -> Tensors:
+        if next(calls) == 0:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return (outputs[0].sum(),)
+
+    network = whole(lambda carried: (carried[0] + 1.0,), reduce=reduce)
+    assert "decoding on the device is not captured" in caplog.text
+    assert float(network.unpack(network.launch((torch.ones(1, 4),)))[0][0]) == 8.0
+
+
+arrays = st.sampled_from([torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool])
+
+
+@given(st.lists(st.tuples(arrays, st.lists(st.integers(0, 4), max_size=3)), max_size=5), st.integers(1, 3))
+def test_packed_outputs_come_out_as_they_were(kinds: list[tuple[torch.dtype, list[int]]], batch: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = tuple(torch.randint(0, 2, (batch, *shape), generator=generator).to(dtype) for dtype, shape in kinds)
+    packing = Packing(batch, None)
+    packed = packing.pack(outputs) if outputs else None
+    rows = [] if packed is None else packing.unpack(packed.clone())
+    for number, row in enumerate(rows):
+        for found, tensor in zip(row, outputs, strict=True):
+            assert found.dtype is tensor.dtype
+            assert torch.equal(found, tensor[number : number + 1])
 
 
 def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_unchanged(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from multi_dnn_ros.backends.capture import CapturedFunction
 from multi_dnn_ros.backends.preprocess_graph import MAX_SIZES, PreprocessGraph
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -31,6 +31,10 @@ class Captures:
         return replay
 
 
+def copy_from_host(target: torch.Tensor, address: int) -> None:
+    ctypes.memmove(target.data_ptr(), address, target.nbytes)
+
+
 def image(height: int, width: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
@@ -40,7 +44,7 @@ def image(height: int, width: int, seed: int = 0) -> torch.Tensor:
 def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(fit: str) -> None:
     preprocess = Preprocess(32, 24, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     destination, captures = (torch.zeros(1, 3, 24, 32),), Captures()
-    graph = PreprocessGraph(preprocess, destination, captures, torch.Tensor.copy_)
+    graph = PreprocessGraph(preprocess, destination, captures, torch.Tensor.copy_, copy_from_host)
     (before,) = graph(image(48, 64))
     assert before is not destination[0]
     graph.specialize((48, 64))
@@ -51,14 +55,17 @@ def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(
         (result,) = graph(image(48, 64, seed))
         assert result is destination[0]
         torch.testing.assert_close(result, preprocess(image(48, 64, seed))[0])
+        assert graph.from_host(image(48, 64, seed).numpy()) is destination
+        torch.testing.assert_close(result, preprocess(image(48, 64, seed))[0])
+    assert graph.from_host(image(30, 40).numpy()) is None
     (other,) = graph(image(30, 40))
     torch.testing.assert_close(other, preprocess(image(30, 40))[0])
-    assert captures.replays == 3
+    assert captures.replays == 5
 
 
 def test_a_capture_preserves_the_input_of_the_frame_in_progress() -> None:
     destination = (torch.full((1, 3, 4, 4), 7.0),)
-    PreprocessGraph(Preprocess(4, 4), destination, Captures(), torch.Tensor.copy_).specialize((8, 8))
+    PreprocessGraph(Preprocess(4, 4), destination, Captures(), torch.Tensor.copy_, copy_from_host).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
@@ -69,33 +76,23 @@ def test_a_failed_capture_preserves_the_input_of_the_frame_in_progress() -> None
 
     destination = (torch.full((1, 3, 4, 4), 7.0),)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        PreprocessGraph(Preprocess(4, 4), destination, fail, torch.Tensor.copy_).specialize((8, 8))
+        PreprocessGraph(Preprocess(4, 4), destination, fail, torch.Tensor.copy_, copy_from_host).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
 def test_a_graph_with_other_results_is_an_error_and_not_used() -> None:
     destination, preprocess = (torch.zeros(1, 3, 4, 4),), Preprocess(4, 4)
-    graph = PreprocessGraph(preprocess, destination, Captures(broken=True), torch.Tensor.copy_)
+    graph = PreprocessGraph(preprocess, destination, Captures(broken=True), torch.Tensor.copy_, copy_from_host)
     with pytest.raises(ValueError, match="result 0 is off by"):
         graph.specialize((8, 8))
     torch.testing.assert_close(graph(image(8, 8))[0], preprocess(image(8, 8))[0])
 
 
 def test_the_number_of_captured_sizes_is_bounded() -> None:
-    graph = PreprocessGraph(Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures(), torch.Tensor.copy_)
+    graph = PreprocessGraph(
+        Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures(), torch.Tensor.copy_, copy_from_host
+    )
     for number in range(MAX_SIZES):
         graph.specialize((8, 8 + number))
     with pytest.raises(ValueError, match="captured already"):
         graph.specialize((9, 9))
-
-
-def test_a_captured_function_is_replayed_only_for_its_own_inputs() -> None:
-    source, captures = (torch.ones(2), torch.zeros(3)), Captures()
-    function = CapturedFunction(lambda carried: (carried[0].sum() + carried[1].sum(),), source, captures)
-    captures.replays = 0
-    source[1].fill_(2.0)
-    (launched,) = function(source)
-    assert captures.replays == 1
-    (called,) = function((torch.full((2,), 5.0), source[1]))
-    assert captures.replays == 1
-    assert (float(launched), float(called)) == (8.0, 16.0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
@@ -19,7 +19,9 @@ class Full(Eager):
 
     dnns = 0
 
-    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
+    ) -> tuple[Stage, ...]:
         Full.dnns += 1
         if Full.dnns > 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a capacity of ...")

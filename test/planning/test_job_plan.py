@@ -13,8 +13,7 @@ import torch
 from profiling_fakes import LAYERS, SHAPE, Small, target, taught, traced
 from torch import nn
 
-from multi_dnn_ros.graph.branches import critical_path, device_operations
-from multi_dnn_ros.graph.cut import cut_graph, cut_module
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.graph.layers import layers_of
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.build import build
@@ -91,18 +90,6 @@ class Block(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return (image.exp().tanh().sigmoid() + image.sin()).relu().cos()
-
-
-def test_the_remaining_time_of_a_job_with_branches_is_its_critical_path() -> None:
-    """2 ms for each of the seven operations, six of them in the longest chain."""
-    plan = planner(taught(traced(Block()).layers()), ms=None).plan(dnn(Block()), 1, target())
-    (job,) = stages = cut_module(Block().eval(), (torch.zeros(SHAPE),), 1, costs=plan.costs)
-    assert plan.costs is not None
-    chain, longest_s = critical_path(device_operations(job.graph, plan.costs))
-    assert len(chain) == 6
-    (serial_ns,), (parallel_ns,) = plan.remaining_ns(stages, [1]) or (), plan.remaining_ns(stages, [4]) or ()
-    assert serial_ns == pytest.approx(7 * 2e6, rel=0.02)
-    assert parallel_ns == pytest.approx(longest_s * 1e9, rel=0.01)
 
 
 def test_fewest_jobs_for_a_bound_and_their_summary(

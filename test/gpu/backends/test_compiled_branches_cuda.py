@@ -22,7 +22,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.static_stages import single_launches, streams_of
+from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.benchmark.paper.branch_networks import WIDTH, EncoderLayer, SeparateHeads
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
@@ -115,14 +115,6 @@ def test_replays_allocate_nothing():
     (stage,) = prepared("encoder", "4").stages
     (maps,) = images("encoder", 1)
     replays_allocate_nothing(stage, maps)
-
-
-def test_several_jobs_with_branches_are_also_one_launch():
-    parallel = prepare("wide", "4", jobs=2)
-    assert parallel.warnings == []
-    inputs = on_gpu(noise_like(EXAMPLE))
-    whole = single_launches({1: parallel.stages})[1]
-    check_agreement(through((whole,), inputs), through(tuple(parallel.stages), inputs), 1e-3)
 
 
 def test_the_automatic_choice_is_not_slower_and_is_cached(caplog: pytest.LogCaptureFixture):

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends.captured_network import as_network
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.graph.cut import cut_module
 
-both = pytest.mark.parametrize("backend", [Eager(), CudaGraph()], ids=["eager", "cuda_graph"])
+both = pytest.mark.parametrize("backend", [Eager(), CudaGraph(single_launch=True)], ids=["eager", "cuda_graph"])
 SIZE = (96, 128)
 WAIT = 60.0
 
@@ -40,19 +40,18 @@ def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs
     example = (torch.zeros(1, 3, *SIZE),)
     stages = backend.prepare(cut_module(network(seed), example, jobs), example, device)
     return DnnTask(
-        name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy(),
-        single_launch=single_launches({1: stages}),
+        name, ("front",), preprocess, (), lambda outputs, size: outputs[0].numpy().copy(),
+        networks={1: as_network(stages, 1, None)},
     )  # fmt: skip
 
 
 @both
 def test_results_equal_the_cpu_under_load(backend: Backend):
-    """Six DNNs on four workers: jobs of a frame change workers all the time, and no tensor is reused too early."""
+    """Six DNNs at full speed: no tensor is reused too early."""
     device = torch.device("cuda", 0)
     results: dict[tuple[str, int], np.ndarray] = {}
     engine = Engine(
         [make_task(f"dnn{n}", n, device, backend) for n in range(6)],
-        workers=4,
         device=device,
         on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
     )
@@ -83,7 +82,8 @@ def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only(backend: Backend):
     def broken(carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (torch.empty(1 << 50, device=device),)  # out of memory
 
-    bad = DnnTask("bad", ("front",), preprocess, (broken,), lambda outputs, size: None)
+    networks = {1: as_network((broken,), 1, None)}
+    bad = DnnTask("bad", ("front",), preprocess, (), lambda outputs, size: None, networks=networks)
     drops, results = [], []
     engine = Engine([good, bad], device=device, on_result=results.append, on_drop=drops.append, max_failures=2)
     engine.start()

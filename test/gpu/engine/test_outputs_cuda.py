@@ -9,7 +9,6 @@ import pytest
 import torch
 from two_heads import LABELS, exported, picture
 
-from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.settings.flat_parameters import to_config
 
@@ -37,11 +36,8 @@ def test_results_of_a_gpu_are_those_of_a_cpu(tmp_path: Any, backend: str, more: 
         config = to_config({"device": device, "dnns": ["road"], **{f"dnn.road.{k}": v for k, v in own.items()}})
         (task,) = build(config).tasks
         with torch.inference_mode():
-            outputs = run_stages(task.stages, task.preprocess(torch.from_numpy(image).to(device)))
-            if device == "cuda":
-                assert task.condense is not None
-                outputs = task.condense(outputs)
-            results[device] = task.decode(tuple(tensor.cpu() for tensor in outputs), image.shape[:2]).by_output
+            outputs = task.outputs(task.preprocess(torch.from_numpy(image).to(device)))
+            results[device] = task.decode(outputs, image.shape[:2]).by_output
     for name in ("cars", "people"):
         assert len(results["cpu"][name])
         np.testing.assert_allclose(results["cuda"][name].boxes, results["cpu"][name].boxes, atol=0.05)

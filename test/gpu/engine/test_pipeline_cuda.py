@@ -15,7 +15,7 @@ from gpu_stages import GPU, needs
 
 from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.capture import CapturedFunction
+from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.graph.balance import balance
 from multi_dnn_ros.pipeline.build import build
@@ -38,7 +38,6 @@ def answers(device: str, extra: dict) -> dict[tuple[str, int], Tensors]:
     results: dict[tuple[str, int], Tensors] = {}
     engine = Engine(
         tasks,
-        workers=2,
         policy="priority",
         device=pipeline.device,
         on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
@@ -95,7 +94,7 @@ def test_in_the_steady_state_nothing_is_allocated_on_gpu_or_host(parameters: dic
 
     flat = {"device": "cuda:0", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in parameters.items()}}
     pipeline = build(to_config(flat))
-    engine = Engine(pipeline.tasks, workers=2, device=pipeline.device, on_result=lambda r: None)
+    engine = Engine(pipeline.tasks, device=pipeline.device, on_result=lambda r: None)
     engine.start()
     image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
 
@@ -155,17 +154,16 @@ def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(
     flat |= {"dnn.object.model": "torchvision:ssdlite320_mobilenet_v3_large", "dnn.object.score_threshold": 0.01}
     pipeline = build(to_config(flat))
     (task,) = pipeline.tasks
-    assert isinstance(task.condense, CapturedFunction)
+    network = task.networks[1]
+    assert isinstance(network, CapturedNetwork)
     assert not [r.getMessage() for r in caplog.records if r.name.startswith("multi_dnn_ros")]
     rng = np.random.default_rng(0)
     for _ in range(3):
         image = torch.from_numpy(rng.integers(0, 256, (240, 320, 3), np.uint8)).to(GPU)
         with torch.inference_mode():
-            carried = task.preprocess(image)
-            for stage in task.stages:
-                carried = stage(carried)
-            expected = pipeline.dnns["object"].decoder(tuple(tensor.cpu() for tensor in carried), (240, 320))
-            found = task.decode(tuple(tensor.cpu() for tensor in task.condense(carried)), (240, 320))
+            reduced = task.outputs(task.preprocess(image))
+            expected = pipeline.dnns["object"].decoder(tuple(tensor.cpu() for tensor in network.outputs), (240, 320))
+            found = task.decode(reduced, (240, 320))
         assert len(found.scores) == len(expected.scores) > 0
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
         np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=0.1)

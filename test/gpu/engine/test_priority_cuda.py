@@ -1,4 +1,4 @@
-"""What priorities do for an important DNN's latency among others on a GPU. CPU twins: test/engine/test_bound.py."""
+"""What priorities do for an important DNN's latency among others on a GPU. CPU twins: test/engine/test_gates.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 import torch
 from gpu_stages import GPU
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Shared, Tensors
+from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
-from multi_dnn_ros.backends.static_stages import single_launches
+from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 
 WAIT = 60.0
@@ -38,12 +39,14 @@ class Products(torch.nn.Module):
 
 
 def make_task(name: str, side: int, kernels: int, jobs: int) -> DnnTask:
-    inputs = (torch.zeros(side, side, device=GPU),)
-    stages = CudaGraph().prepare([Products(side, kernels // jobs) for _ in range(jobs)], inputs, GPU)
+    gate = Gate()
+    shared = Shared(gate=gate, reduce=lambda outputs: (outputs[0][0, :1],))
+    layers = [Products(side, kernels // jobs) for _ in range(jobs)]
+    (network,) = CudaGraph(single_launch=True).prepare(layers, (torch.zeros(1, side, side, device=GPU),), GPU, shared)
+    assert isinstance(network, CapturedNetwork)
     return DnnTask(
-        name, (name,), lambda image: inputs, stages, lambda outputs, size: None,
-        condense=lambda outputs: (outputs[0][0, :1],), single_launch=single_launches({1: stages}),
-    )  # fmt: skip
+        name, (name,), lambda image: network.inputs, (), lambda outputs, size: None, networks={1: network}, gate=gate
+    )
 
 
 class Unseen(Frame):
@@ -69,7 +72,7 @@ def busy(important: DnnTask, others: list[DnnTask], **kwargs: object) -> Iterato
             engine.offer(frame(result.dnn))
 
     over = False
-    engine = Engine([important, *others], workers=1, device=GPU, on_result=on_result, **kwargs)
+    engine = Engine([important, *others], device=GPU, on_result=on_result, **kwargs)
     engine.start()
     try:
         for task in others:
@@ -108,14 +111,14 @@ def test_a_priority_changed_while_serving_takes_effect_on_captured_graphs(jobs: 
     assert found[1] < 0.6 * min(found[0], found[2])
 
 
-def test_the_bound_shortens_what_an_important_frame_waits_for() -> None:
-    """With one job of the others at a time instead of six frames, on a GPU that each of these jobs fills."""
+def test_gates_hold_the_others_back_while_an_important_frame_runs() -> None:
+    """Under fifo the stream's priority alone has to do it, on a GPU that each job of the others fills."""
     others = [make_task(f"other{number}", 2048, 16, 8) for number in range(OTHERS)]
     important = make_task("important", 1024, 40, 4)
     found = {}
-    for bound in (None, 1):
-        with busy(important, others, policy="priority", max_launched=bound) as (engine, results):
+    for policy in ("fifo", "priority"):
+        with busy(important, others, policy=policy) as (engine, results):
             engine.update("important", priority=10)
-            found[bound] = p99_ms(engine, results)
-    print(f"p99 {found[None]:.2f} ms without a bound, {found[1]:.2f} ms with at most 1")
-    assert found[1] < 0.6 * found[None]
+            found[policy] = p99_ms(engine, results)
+    print(f"p99 {found['fifo']:.2f} ms by the stream's priority, {found['priority']:.2f} ms with gates")
+    assert found["priority"] < found["fifo"]

@@ -1,4 +1,4 @@
-"""DNNs of the package whose first job meets a real GPU fault when a file says so; made in the engine process."""
+"""DNNs of the package whose network meets a real GPU fault when a file says so; made in the engine process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from illegal_store import illegal_store
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.captured_network import Network
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.pipeline.build import build as build_pipeline
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Environment variable: a folder. A file there named after a DNN holds the fault that its next job is to meet.
+#: Environment variable: a folder. A file there named after a DNN holds the fault that its next frame is to meet.
 FOLDER = "MULTI_DNN_TEST_FAULTS"
 
 
@@ -28,28 +30,27 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
 
 
 def _breakable(task: DnnTask) -> DnnTask:
-    """Without single_launch: the first job runs by itself, and the engine handles its fault as any other."""
+    """The engine handles a fault before the network as any other."""
     order = Path(os.environ[FOLDER]) / task.name
-    first = task.stages[0]
-    return replace(task, stages=(_Breakable(first, order), *task.stages[1:]), single_launch={}, specialize=None)
+    return replace(task, networks={1: _Breakable(task.networks[1], order)}, specialize=None, from_host=None)
 
 
 class _Breakable:
-    """A stage with the attributes of the one that it stands for."""
+    """A network with the attributes of the one that it stands for."""
 
-    def __init__(self, stage: Stage, order: Path) -> None:
-        self._stage = stage
+    def __init__(self, network: Network, order: Path) -> None:
+        self._network = network
         self._order = order
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stage, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
 
-    def __call__(self, carried: Tensors) -> Tensors:
+    def launch(self, inputs: Tensors) -> torch.Tensor:
         if self._order.exists():
             kind = self._order.read_text()
             self._order.unlink()
             _FAULTS[kind]()
-        return self._stage(carried)
+        return self._network.launch(inputs)
 
 
 def _assert() -> None:
