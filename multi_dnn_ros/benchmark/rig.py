@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+import cv2
+import numpy as np
 import psutil
 import rclpy
 import yaml
@@ -25,16 +28,15 @@ from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 from tqdm import tqdm
 
-from multi_dnn_ros.benchmark import cameras as camera_process
-from multi_dnn_ros.benchmark.cameras import CameraPlan, write_messages
 from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts, gpu_busy_share
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.common.reporting import nvidia_smi_id
 from multi_dnn_ros.ros.board.monitor import BoardMonitor
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.middleware import configure
-from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
+from multi_dnn_ros.training.scenes import SceneGenerator
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 NODE = "/multi_dnn"
@@ -42,6 +44,8 @@ _START_LIMIT_S = 300.0
 #: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
 _ERROR = 2  # as in DiagnosticStatus
+#: Number of different images of a camera.
+_IMAGES = 20
 #: Results per stream that are queued while the rig does something else; stopping eight cameras takes some seconds.
 _QUEUE_DEPTH = 1000
 #: CDR encapsulation and the header's stamp, the first field of every message we publish.
@@ -53,29 +57,43 @@ _RESULT = re.compile(r"(\w+)(/\w+)? \(([^)]+)\)")
 Stream = tuple[str, str]  # DNN, camera
 
 
+@dataclass(frozen=True)
+class CameraPlan:
+    """One camera. size: (width, height). encoding: that of its raw images, or jpeg."""
+
+    name: str
+    size: tuple[int, int]
+    encoding: str
+    rate_hz: float
+
+    @property
+    def config(self) -> CameraConfig:
+        return CameraConfig.model_validate({"transport": "compressed" if self.encoding == "jpeg" else "raw"})
+
+
 class ProcessEnded(CommandError):
     """A process of a rig has ended before the rig stopped it; the message has its name, exit code and log."""
 
 
 class Rig:
-    """Context manager that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually.
+    """Context manager that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually,
+    as `multi-dnn camera` with a folder of images of a generated road.
 
-    folder: for logs and the parameter file. Everything runs in a
-    reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
-    DNN is left without a camera, or a camera without a DNN. If a DNN has several results, the first is observed.
-    `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin`
-    runs. problems: sensors that fail. :meth:`spin`, :meth:`until` and :meth:`settle` raise ProcessEnded once a process
-    has ended that this class has neither stopped nor killed.
+    folder: for logs and the parameter file. Everything runs in a reserved ROS domain on loopback. Every DNN is switched
+    on and serves every camera. If a DNN has several results, the first is observed. `receipts`, `samples` (one per
+    `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin` runs. observer: the rclpy node
+    of this process, whose entities are served meanwhile. problems: sensors that fail. :meth:`spin`, :meth:`until` and
+    :meth:`settle` raise ProcessEnded once a process has ended that this class has neither stopped nor killed.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
         self.folder = folder
-        self.config = config.model_copy(update={"cameras": {plan.name: plan.config for plan in cameras}})
         self.plans = {plan.name: plan for plan in cameras}
-        self.streams = streams_of(config, list(self.plans))
-        served = {name: [camera for dnn, camera in self.streams if dnn == name] for name in config.dnns}
-        dnns = {name: dnn.model_copy(update={"cameras": served[name]}) for name, dnn in config.dnns.items()}
-        self.config = self.config.model_copy(update={"dnns": dnns})
+        served = {"cameras": list(self.plans), "enable": True}
+        dnns = {name: dnn.model_copy(update=served) for name, dnn in config.dnns.items()}
+        plans = {plan.name: plan.config for plan in cameras}
+        self.config = config.model_copy(update={"cameras": plans, "dnns": dnns})
+        self.streams = [(dnn, camera) for dnn in dnns for camera in self.plans]
         self.receipts: dict[Stream, Receipts] = {}
         self.samples: list[NodeSample] = []
         self.statuses: dict[str, Any] = {}
@@ -123,13 +141,13 @@ class Rig:
         configure()
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
         self._stack.callback(rclpy.try_shutdown)
-        self._observer = rclpy.create_node("rig")
-        self._stack.callback(self._observer.destroy_node)
+        self.observer = rclpy.create_node("rig")
+        self._stack.callback(self.observer.destroy_node)
         self._executor = SingleThreadedExecutor()
         self._stack.callback(self._executor.shutdown)
-        self._executor.add_node(self._observer)
+        self._executor.add_node(self.observer)
         self._subscriptions = [
-            self._observer.create_subscription(
+            self.observer.create_subscription(
                 DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50), raw=True
             )
         ]
@@ -142,7 +160,7 @@ class Rig:
         # In a thread: the kernel needs over 10 ms to add up the memory of an engine process of 650 MB.
         self._sampler = self._stack.enter_context(ThreadPoolExecutor(1, "samples"))
         for plan in self.plans.values():  # the node is being configured meanwhile
-            write_messages(self._images / plan.name, plan, self._seed)
+            _write_images(self._images / plan.name, plan, self._seed)
         if not self.until(self.serves, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         # Only now: the kind of a result, and with it the topic, may be determined by the model.
@@ -153,13 +171,13 @@ class Rig:
         results = [self._listen(*stream) for stream in self.streams]
         self._subscriptions += results
         topics = [subscription.topic_name for subscription in results]
-        if not self.until(lambda: all(self._observer.count_publishers(topic) for topic in topics), 30.0):
+        if not self.until(lambda: all(self.observer.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result topic of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
 
     def serves(self) -> bool:
         """Whether the node is active. Raises CommandError if configuring failed: the node then stays unconfigured."""
-        if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
+        if self.value("node", "state") == "unconfigured" and self.statuses["node"]["level"] == _ERROR:
             raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
         return self.value("node", "state") == "active"
 
@@ -168,19 +186,20 @@ class Rig:
         self.stop_camera(name)
         plan = self.plans[name]
         self._started += 1
-        arguments = camera_process.arguments(self._images / name, plan, rate_hz or plan.rate_hz)
+        options = {"camera": name, "encoding": plan.encoding, "rate": f"{rate_hz or plan.rate_hz:g}"}
+        images = str(self._images / name)
+        arguments = ["camera", images, "--loop", *(f"--{option}={value}" for option, value in options.items())]
         log = self._log(f"camera_{name}_{self._started}")
         with self._interrupts.deferred():
-            child = Child(f"camera {name}", arguments, log, self._environment, camera_process.__name__)
+            child = Child(f"camera {name}", arguments, log, self._environment)
             self.cameras[name] = self._stack.enter_context(child)
 
     def start_cameras(self) -> None:
-        """Start all cameras, and wait until every DNN that is switched on has produced a result for each."""
+        """Start all cameras, and wait until every DNN has produced a result for each."""
         for name in self.plans:
             self.start_camera(name)
-        expected = self.switched_on
-        if not self.until(lambda: all(map(len, expected.values())), 60.0):
-            silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), found in expected.items() if not len(found))
+        if not self.until(lambda: all(map(len, self.receipts.values())), 60.0):
+            silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), found in self.receipts.items() if not len(found))
             raise CommandError(f"no results of {silent} after 60 s; see {self.folder}")
 
     def stop_camera(self, name: str) -> None:
@@ -211,10 +230,6 @@ class Rig:
             self._once(0.1)
         return True
 
-    def now(self) -> float:
-        """Seconds on the clock of receipts and samples."""
-        return time.monotonic()
-
     def settle(self, limit_s: float = 20.0) -> None:
         """Observe until two consecutive reports, both made from now on, show no frame in progress."""
         quiet, seen, begin_s = 0, self.reports, time.time()
@@ -241,10 +256,6 @@ class Rig:
         found: str | None = self.statuses.get(status, {}).get(key)
         return found
 
-    def level(self, status: str) -> int:
-        """OK 0, WARN 1, ERROR 2, STALE 3; -1 before the first report."""
-        return int(self.statuses.get(status, {}).get("level", -1))
-
     def accounts(self) -> dict[Stream, dict[str, Any]]:
         """The counts of every stream in the latest report: offered, published, pending and dropped (by reason, without
         zeros). received: images that the camera's subscription received. observed: results that arrived here.
@@ -258,16 +269,6 @@ class Rig:
             observed = len(self.receipts.get((dnn, camera), ()))
             accounts[dnn, camera] = {**counts, "dropped": dropped, "received": received, "observed": observed}
         return accounts
-
-    @property
-    def switched_on(self) -> dict[Stream, Receipts]:
-        """`receipts` of the DNNs whose parameter `enable` is true; the others have no results."""
-        return {stream: receipts for stream, receipts in self.receipts.items() if self.config.dnns[stream[0]].enable}
-
-    @property
-    def observer(self) -> Any:
-        """The rclpy node of this process. Its entities are served while :meth:`spin` and :meth:`until` run."""
-        return self._observer
 
     def result_topic(self, dnn: str, camera: str) -> tuple[str, str]:
         """Name and message type of the topic with the results of a stream, once the node is active; of several results,
@@ -312,10 +313,10 @@ class Rig:
 
         def receive(data: bytes) -> None:
             seconds, nanoseconds = _STAMP.unpack_from(data)
-            age_ns = self._observer.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
+            age_ns = self.observer.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
             receipts.add(time.monotonic(), age_ns / 1e6)
 
-        return self._observer.create_subscription(
+        return self.observer.create_subscription(
             message_class(kind), name, receive, QoSProfile(depth=_QUEUE_DEPTH), raw=True
         )
 
@@ -330,26 +331,12 @@ class Rig:
         self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
 
 
-def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
-    """Which DNN serves which of `cameras`, according to `config`.
-
-    Raises UsageError for a DNN without cameras, and for a camera without DNNs that are switched on.
-    """
-    streams = []
-    for name, dnn in config.dnns.items():
-        served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
-        if not served:
-            wanted, present = ", ".join(dnn.cameras), ", ".join(cameras)
-            raise UsageError(f"parameter dnn.{name}.cameras is {wanted}; this run has the cameras {present}")
-        streams += [(name, camera) for camera in served]
-    for camera in cameras:
-        serving = [dnn for dnn, name in streams if name == camera]
-        if not serving:
-            raise UsageError(f"camera {camera} of this run is in none of the parameters dnn.<dnn>.cameras")
-        if not any(config.dnns[dnn].enable for dnn in serving):
-            names = ", ".join(f"dnn.{dnn}.enable" for dnn in serving)
-            raise UsageError(f"camera {camera} of this run has no results: its DNNs are all switched off by {names}")
-    return streams
+def _write_images(folder: Path, plan: CameraPlan, seed: int) -> None:
+    """Write the images of a drive on a generated road. Bitmaps are read in a fraction of a millisecond."""
+    folder.mkdir()
+    drive = SceneGenerator(*plan.size, seed).drive(_IMAGES, 5.0)
+    for number in range(_IMAGES):
+        cv2.imwrite(str(folder / f"{number}.bmp"), np.ascontiguousarray(drive.frame(number).image[..., ::-1]))
 
 
 def reported_results(text: str) -> dict[str, tuple[str, ResultKind]]:

@@ -32,6 +32,10 @@ With --branches single networks are measured instead: serially, and with their i
 streams (on a CPU: threads); on a GPU at fp16, also with Inductor. Besides models, these names are allowed:
 encoder-windows has attention heads with windows of 1, 2, 4 and 8 features, encoder-equal has equal heads.
 
+With --important an important DNN gets a frame at 30 Hz while the DNNs of --set (default: background, 3 ResNet152 and 3
+VGG16) never idle: its latency alone and under each policy, and the background's frames per second, also of the same
+prepared DNNs in a bare loop. --seconds 10 gives 300 frames.
+
 With --peers this package runs beside what a user would write instead: one plain process for each DNN of --params-file
 (networks of torchvision), at fp16 on a GPU, with torch.compile, and frames of three cameras in shared memory. Both read
 the same cameras, at 30 Hz and at the highest rate with less than 5 % missing results; where rclpy is installed, the
@@ -42,6 +46,7 @@ multi-dnn benchmark paper --set small --device cpu
 multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json
 multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
 multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --output branches.json
+multi-dnn benchmark paper --important --seconds 10 --repeats 3 --output important.json
 multi-dnn benchmark paper --peers --repeats 3 --output peers.json
 """
 
@@ -57,7 +62,8 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
         details=_DETAILS.format(conditions=conditions), examples=_EXAMPLES, run=_run,
     )  # fmt: skip
     add = parser.add_argument
-    add("--set", nargs="+", default=["small"], metavar="SET", help="sets of DNNs, see above (default: small)")
+    add("--set", nargs="+", metavar="SET",
+        help="sets of DNNs, see above (default: small; with --important: background)")  # fmt: skip
     add("--conditions", nargs="+", default=[], metavar="CONDITION",
         help="conditions, see above (default: those that the device can run, up to compile_mp)")  # fmt: skip
     add("--sms", type=positive, metavar="N",
@@ -71,6 +77,9 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--branches", nargs="*", metavar="MODEL",
         help="measure the parallel branches of these networks instead (without a name: of six, see "
         "docs/benchmarks.md)")  # fmt: skip
+    add("--important", nargs="*", metavar="NETWORK",
+        help="measure important DNNs beside the background of --set instead: resnet152, resnet50, vgg16, resnet18 "
+        "(without a name: the first three)")  # fmt: skip
     add("--peers", nargs="?", type=positive, const=1, metavar="N",
         help="compare with plain processes instead, N of each DNN (without a number: 1)")  # fmt: skip
     add("--params-file", type=Path, metavar="YAML",
@@ -84,7 +93,7 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from multi_dnn_ros.benchmark.paper.prepare import check_partition
+    from multi_dnn_ros.benchmark.paper.dnns import check_partition
     from multi_dnn_ros.pipeline.choices import choose_device
 
     if args.output is not None:
@@ -94,32 +103,26 @@ def _run(args: argparse.Namespace) -> int:
     check_partition(device, args.sms)
     if args.peers is not None:
         return _peers(args, device)
+    if args.important is not None:
+        return _important(args, device)
     return _branches(args, device) if args.branches is not None else _sets(args, device)
 
 
 def _sets(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.measure import Plan, measure
+    from multi_dnn_ros.benchmark.paper.dnns import Work
+    from multi_dnn_ros.benchmark.paper.measure import measure
     from multi_dnn_ros.benchmark.paper.report import plot_sets, sets_table
     from multi_dnn_ros.benchmark.paper.sets import choose_conditions, choose_sets
 
-    plan = Plan(
-        sets=choose_sets(args.set),
-        conditions=choose_conditions(args.conditions, device, args.sms),
-        device=device,
-        repeats=args.repeats,
-        seconds=args.seconds,
-        seed=args.seed,
-        sms=args.sms,
-        tf32=args.tf32,
-        jobs=args.jobs,
-    )
+    chosen, conditions = choose_sets(args.set or ["small"]), choose_conditions(args.conditions, device, args.sms)
+    settings = {"device": str(device), "sms": args.sms, "tf32": args.tf32, "jobs": args.jobs, "seed": args.seed}
+    base = Work(conditions[0], (), **settings)
 
     def save(sets: dict[str, Any]) -> None:
-        settings = {"device": str(device), "sms": args.sms, "tf32": args.tf32, "jobs": args.jobs,
-                    "repeats": args.repeats, "seconds": args.seconds, "seed": args.seed}  # fmt: skip
-        save_figures(args.output, {"settings": settings, "sets": sets}, scenario="paper")
+        run = {**settings, "repeats": args.repeats, "seconds": args.seconds}
+        save_figures(args.output, {"settings": run, "sets": sets}, scenario="paper")
 
-    sets = measure(plan, save, partial(print, flush=True))
+    sets = measure(chosen, conditions, base, args.seconds, args.repeats, save, partial(print, flush=True))
     print(sets_table(sets))
     if args.output is not None:
         plot_sets(sets, args.output.with_suffix(".png"))
@@ -152,18 +155,35 @@ def _branches(args: argparse.Namespace, device: Any) -> int:
 
 
 def _peers(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.peer_comparison import PeerPlan, compare_with_peers, peers_table
+    from multi_dnn_ros.benchmark.paper.peer_comparison import compare_with_peers, peer_config, peers_table
     from multi_dnn_ros.common.resources import config_file
 
-    args.params_file = args.params_file or config_file("heavy_gpu.yaml")
-    plan = PeerPlan(read_config(args), str(device), copies=args.peers, size=args.size or (1280, 720),
-                    seconds=args.seconds, repeats=args.repeats)  # fmt: skip
-    settings = {"device": str(device), "dnns": {name: dnn.model for name, dnn in plan.ours.dnns.items()},
-                "cameras": plan.cameras, "size": list(plan.size), "seconds": plan.seconds}  # fmt: skip
+    args.params_file, args.device = args.params_file or config_file("heavy_gpu.yaml"), str(device)
+    config, size = peer_config(read_config(args), args.peers), args.size or (1280, 720)
+    settings = {"device": str(device), "dnns": {name: dnn.model for name, dnn in config.dnns.items()},
+                "size": list(size), "seconds": args.seconds}  # fmt: skip
 
     def save(sides: dict[str, Any]) -> None:
         save_figures(args.output, {"settings": settings, "sides": sides}, scenario="peers")
 
+    say = partial(print, flush=True)
     with log_folder(None) as folder:
-        print(peers_table(compare_with_peers(plan, folder, save, partial(print, flush=True))))
+        print(peers_table(compare_with_peers(config, size, args.seconds, args.repeats, folder, save, say)))
+    return 0
+
+
+def _important(args: argparse.Namespace, device: Any) -> int:
+    from multi_dnn_ros.benchmark.paper.dnns import Work
+    from multi_dnn_ros.benchmark.paper.important import important_table, measure_important
+    from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, choose_important, choose_sets
+
+    (background,) = choose_sets(args.set or ["background"]).values()
+    found: list[dict[str, Any]] = []
+    for network in choose_important(args.important):
+        work = Work(
+            CONDITIONS["ours_fp16"], (network, *background), str(device), args.sms, jobs=args.jobs, seed=args.seed
+        )
+        found.append(measure_important(work, args.seconds, args.repeats, partial(print, flush=True)))
+        save_figures(args.output, {"device": str(device), "networks": found}, scenario="important")
+    print(important_table(found))
     return 0

@@ -206,7 +206,7 @@ def read_target(
 
     calibration: makes the inputs on which int8 is calibrated; needed only for that precision.
     """
-    from multi_dnn_ros.benchmark.paper.prepare import check_partition
+    from multi_dnn_ros.benchmark.paper.dnns import check_partition
     from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target
 

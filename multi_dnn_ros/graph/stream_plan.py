@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import fx
-
-from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations, readers, remaining_s
+from multi_dnn_ros.graph.branches import DeviceOperation, readers, remaining_s
 from multi_dnn_ros.graph.operation_groups import Groups, combine, group_operations
 
 #: Time by which an operation starts later after one on another stream than after one on the same stream. A move to

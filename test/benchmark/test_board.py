@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,7 @@ class _TwoCameras:
     def __init__(self) -> None:
         self.plans = dict.fromkeys(("front", "rear"))
         self.streams = [("lane", name) for name in self.plans]
-        self.receipts = self.switched_on = {stream: Receipts() for stream in self.streams}
+        self.receipts = {stream: Receipts() for stream in self.streams}
         self.samples = [NodeSample(0.0, 1 << 28, 1, 1)]
         self.cameras: dict[str, float] = {}  # when each begins
         self.rate_hz = self.reported_s = 0.0
@@ -77,9 +76,9 @@ class _TwoCameras:
 def test_a_trial_begins_when_all_cameras_send() -> None:
     rig: Any = _TwoCameras()
     found = run_trial(rig, 30.0, 10.0)
-    assert found.dropped == {}
-    assert found.passed
-    assert found.results == pytest.approx(2 * found.frames, abs=2)
+    assert found["dropped"] == {}
+    assert found["passed"]
+    assert found["results"] == pytest.approx(2 * found["frames"], abs=2)
 
 
 class _LimitedRig(_TwoCameras):
@@ -110,9 +109,9 @@ class _LimitedRig(_TwoCameras):
 def test_images_that_parameters_refuse_are_not_missing(loses: float) -> None:
     rig: Any = _LimitedRig(loses)
     found = run_trial(rig, 30.0, 10.0)
-    assert set(found.dropped) == ({"not_received"} if loses else set())
-    assert found.drop_share == pytest.approx(loses, abs=0.03)
-    assert found.passed is not bool(loses)
+    assert set(found["dropped"]) == ({"not_received"} if loses else set())
+    assert found["drop_share"] == pytest.approx(loses, abs=0.03)
+    assert found["passed"] is not bool(loses)
 
 
 # -- the run, on a fake board
@@ -140,14 +139,15 @@ class _FakeRig:
 def fake_trial(rig: _FakeRig, rate_hz: float, seconds: float) -> Trial:
     passed = rate_hz <= rig.edge
     served_hz = min(rate_hz, rig.edge)
-    return Trial(
-        rate_hz=rate_hz, seconds=seconds, frames=rate_hz * seconds, results=round(served_hz * seconds),
-        results_hz=served_hz * len(rig.streams), dropped={} if passed else {"overwritten": 9},
-        drop_share=0.0 if passed else 0.5, passed=passed,
-        latency_ms={"samples": 9, "min": 1.0, "p50": 2.0, "p95": 3.0, "p99": 4.0, "max": 5.0}, cpu_cores=0.5,
-        cpu_ms_per_result=10.0, memory_bytes=1 << 28,
-        ros2_benchmark=ros2_benchmark_metrics([0.0, 0.1, 0.2], [5.0, 6.0, 7.0], rate_hz, 3.0),
-    )  # fmt: skip
+    return {
+        "rate_hz": rate_hz, "seconds": seconds, "frames": rate_hz * seconds, "results": round(served_hz * seconds),
+        "results_hz": served_hz * len(rig.streams), "dropped": {} if passed else {"overwritten": 9},
+        "drop_share": 0.0 if passed else 0.5, "passed": passed,
+        "latency_ms": {"samples": 9, "min": 1.0, "p50": 2.0, "p95": 3.0, "p99": 4.0, "max": 5.0}, "cpu_cores": 0.5,
+        "cpu_ms_per_result": 10.0, "memory_bytes": 1 << 28, "gpu_share": None, "gpu_memory_bytes": None,
+        "power_w": None, "temperature_c": None, "throttled": {},
+        "ros2_benchmark": ros2_benchmark_metrics([0.0, 0.1, 0.2], [5.0, 6.0, 7.0], rate_hz, 3.0),
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_wrong_arguments_are_reported_before_the_run(
 
 def test_what_limits_the_figures_is_said() -> None:
     rig: Any = SimpleNamespace(edge=500.0, streams=[("lane", "front")])
-    trial = {**asdict(fake_trial(rig, 200.0, 3.0)), "throttled": {"CPU": "too hot"}}
+    trial = {**fake_trial(rig, 200.0, 3.0), "throttled": {"CPU": "too hot"}}
     text = board_table({"builtin": {"at_highest": trial, "trials": [trial], "error": ""}}, 200.0)
     assert "200 Hz is the highest rate that was tried; --max-rate raises it" in text
     assert "CPU was throttled: too hot" in text
@@ -310,24 +310,17 @@ def test_a_rate_that_fails_later_lowers_the_result() -> None:
 # -- the computer
 
 
-def test_a_jetson_is_described_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jetson_is_described_from_its_files(tmp_path: Path) -> None:
     files = {
         "proc/device-tree/model": "NVIDIA Jetson Orin Nano Developer Kit\0",
         "var/lib/nvpmodel/status": "pmode:0002",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil\n",
     }
-    monkeypatch.setenv("PATH", str(tmp_path))
     assert describe_board("cpu", tmp_path)["power_mode"] == ""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     board = describe_board("cpu", tmp_path)
     assert board["hardware"] == "NVIDIA Jetson Orin Nano Developer Kit"
-    assert board["power_mode"] == "number 2"
+    assert board["power_mode"] == "pmode:0002"
     assert board["governor"] == "schedutil"
-    tool = tmp_path / "nvpmodel"
-    tool.write_text("#!/bin/sh\nprintf '\\377\\n'\necho 'NV Power Mode: MAXN'\necho 0\n")  # the first line is not UTF-8
-    tool.chmod(0o755)
-    assert describe_board("cpu", tmp_path)["power_mode"] == "MAXN"
-    tool.write_text("#!/bin/sh\nexit 1\n")  # older versions need root
-    assert describe_board("cpu", tmp_path)["power_mode"] == "number 2"

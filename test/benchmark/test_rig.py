@@ -13,10 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.observation import ProcessTree, gpu_busy_share
-from multi_dnn_ros.benchmark.rig import Rig, flat_parameters, reported_results
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, flat_parameters, reported_results
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
@@ -32,22 +30,13 @@ def plans(*names: str) -> list[CameraPlan]:
     return [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in names]
 
 
-def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "cameras: [front, rear], dnns: [lane, object], dnn: {lane: {cameras: [front]}}")
-    rig = Rig(tmp_path, config, plans("front", "rear"))
-    assert list(rig.accounts()) == [("lane", "front"), ("object", "front"), ("object", "rear")]
-    assert rig.config.dnns["object"].cameras == ["front", "rear"]
-    with pytest.raises(UsageError, match=r"dnn\.lane\.cameras is front; this run has the cameras rear"):
-        Rig(tmp_path, config, plans("rear"))
-    alone = config.model_copy(update={"dnns": {"lane": config.dnns["lane"]}})
-    with pytest.raises(UsageError, match="camera rear of this run is in none"):
-        Rig(tmp_path, alone, plans("front", "rear"))
-
-
-def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "cameras: [front], dnns: [lane], dnn: {lane: {enable: false}}")
-    with pytest.raises(UsageError, match=r"camera front .* its DNNs are all switched off by dnn\.lane\.enable"):
-        Rig(tmp_path, config, plans("front"))
+def test_every_dnn_is_switched_on_and_serves_every_camera(tmp_path: Path) -> None:
+    parameters = "cameras: [left], dnns: [lane, object], dnn: {lane: {cameras: [left], enable: false}}"
+    rig = Rig(tmp_path, config_of(tmp_path, parameters), plans("front", "rear"))
+    assert list(rig.accounts()) == [(dnn, camera) for dnn in ("lane", "object") for camera in ("front", "rear")]
+    assert rig.config.dnns["lane"].cameras == ["front", "rear"]
+    assert rig.config.dnns["lane"].enable
+    assert list(rig.config.cameras) == ["front", "rear"]
 
 
 def test_the_first_of_several_results_is_observed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A short soak through the command line, its schedule, and what its verdicts reject."""
+"""A short soak through the command line, its changes, and what its verdicts reject."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
-from multi_dnn_ros.benchmark.soak import plan as planned
-from multi_dnn_ros.benchmark.soak import verdicts
-from multi_dnn_ros.benchmark.soak.actions import Actions
-from multi_dnn_ros.benchmark.soak.plan import Change, SoakPlan, Window
+from multi_dnn_ros.benchmark.soak import actions as planned
+from multi_dnn_ros.benchmark.soak.actions import Actions, Change, changes_of
+from multi_dnn_ros.benchmark.soak.run import growth, inexact, verdict
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
 
 CONFIG = read_params_file(config_file("multi_dnn.yaml"))
-HOUR = SoakPlan(3600.0)
-ACTIONS = (planned.SET, planned.ENABLE, planned.SWAP, planned.WATCH, planned.RESTART_CAMERA, planned.KILL_ENGINE)
-WINDOWS = (Window(10.0, 20.0), Window(20.0, 30.0))
-KILL_EVERY_S = st.just(0.0) | st.floats(5.0, 700.0)
+ACTIONS = {planned.SET, planned.SWITCH, planned.SWAP, planned.RESTART_CAMERA, planned.KILL_ENGINE}
 ONE_DNN = """\
 /**:
   ros__parameters:
@@ -48,16 +42,16 @@ def soak(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any], dict[str, 
 
 @pytest.mark.long
 def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found, failed = soak(tmp_path, "--minutes", "0.34", "--seed", "7")
+    code, found, failed = soak(tmp_path, "--minutes", "0.34", "--kill-every", "5", "--seed", "7")
     assert code in (0, 1)  # latencies over some seconds on a busy machine say nothing
     always = {"streams with inexact accounts", "left behind by the node", "exceptions in the logs"}
     assert not failed.keys() & always, failed
-    assert failed.get("end of the node", "exit code 0") == "exit code 0"  # however long it took
+    assert failed.get("seconds to the end of the node", "exit code 0") == "exit code 0"  # however long it took
     assert len(found["streams"]) == 3
     assert all(counts["published"] > 0 for counts in found["streams"].values()), found["streams"]
-    assert {done["action"] for done in found["actions"]} == set(ACTIONS)
-    assert [done for done in found["actions"] if done["problem"]] == []
-    assert sum(counts["dropped"].get("switched_off", 0) for counts in found["streams"].values()) > 0
+    assert {done["action"] for done in found["actions"]} <= ACTIONS  # a busy machine does not come to all of them
+    assert len(found["actions"]) >= 2
+    assert [done for done in found["actions"] if "refused" in done["problem"]] == []
     assert {"command", "versions", "machine"} <= found.keys()
     assert "streams with inexact accounts" in capsys.readouterr().out
 
@@ -76,7 +70,7 @@ def test_a_node_that_ends_by_itself_ends_the_run_with_a_verdict(
     code, found, failed = soak(tmp_path, "--minutes", "0.25")
     assert code == 1
     assert "the node process ended with exit code -9" in failed["processes that ended by themselves"]
-    assert 0.0 < found["measured_s"] < found["plan"]["seconds"]
+    assert 0.0 < found["measured_s"] < 15.0
     assert "the run has not passed" in capsys.readouterr().err
 
 
@@ -89,37 +83,17 @@ def test_bad_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "parameter isolation is none; this scenario needs process" in capsys.readouterr().err
 
 
-# -- the schedule
-
-
-def test_the_windows_of_an_hour_are_the_second_and_the_last_ten_minutes() -> None:
-    assert HOUR.windows == (Window(600.0, 1200.0), Window(3000.0, 3600.0))
-    assert SoakPlan(720.0).windows == (Window(240.0, 480.0), Window(480.0, 720.0))
-
-
-@given(st.floats(15.0, 7200.0), KILL_EVERY_S)
-def test_a_window_has_whole_rounds(seconds: float, kill_every_s: float) -> None:
-    plan = SoakPlan(seconds, kill_every_s)
-    rounds = (plan.windows[0].end_s - plan.windows[0].begin_s) / plan.round_s
-    assert rounds == pytest.approx(round(rounds))
-    assert rounds >= 1.0
-    assert plan.round_s >= planned.MIN_ROUND_S
-
-
-@given(KILL_EVERY_S, st.integers(0, 50))
-def test_changes_are_those_of_the_seed_and_end_with_the_former_value(kill_every_s: float, seed: int) -> None:
-    plan = SoakPlan(3600.0, kill_every_s, seed=seed)
-    changes = plan.changes(CONFIG)
-    assert changes == plan.changes(CONFIG)
+@pytest.mark.parametrize("kills", [True, False])
+def test_changes_are_those_of_the_seed_and_end_with_the_former_value(kills: bool) -> None:
+    changes = changes_of(CONFIG, "rear", 3, kills=kills)
+    assert changes == changes_of(CONFIG, "rear", 3, kills=kills)
+    assert changes != changes_of(CONFIG, "rear", 4, kills=kills)
     for change in changes:
         if change.action in (planned.SET, planned.SWAP):
             _, dnn, field = change.target.split(".")
-            assert change.former == getattr(CONFIG.dnns[dnn], field)
-        else:
-            assert change.former is (change.action == planned.ENABLE)
-    assert {change.action for change in changes} >= set(ACTIONS) - {planned.KILL_ENGINE, planned.SWAP}
-    replacing = [change.action for change in changes if change.action in (planned.KILL_ENGINE, planned.SWAP)]
-    assert sorted(replacing) == ([planned.KILL_ENGINE, planned.SWAP] if kill_every_s > 0.0 else [])
+            assert change.values[1] == getattr(CONFIG.dnns[dnn], field) != change.values[0]
+    replacing = {planned.KILL_ENGINE, planned.SWAP}
+    assert {change.action for change in changes} == (ACTIONS if kills else ACTIONS - replacing)
 
 
 # -- the verdicts
@@ -131,22 +105,21 @@ EXACT = {"offered": 10, "received": 10, "published": 7, "observed": 7, "pending"
     "change", [{"offered": 11}, {"received": 9}, {"published": 8}, {"observed": 6}, {"pending": 1}, {"dropped": {}}]
 )
 def test_a_frame_that_is_missing_in_one_count_fails(change: dict[str, Any]) -> None:
-    assert verdicts.accounts({"lane on front": EXACT}).passed
-    found = verdicts.accounts({"lane on front": EXACT, "lane on rear": {**EXACT, **change}})
-    assert not found.passed
-    assert "lane on rear: offered" in found.note
-    assert not verdicts.accounts({}).passed
+    assert inexact({"lane on front": EXACT}) == []
+    (found,) = inexact({"lane on front": EXACT, "lane on rear": {**EXACT, **change}})
+    assert found.startswith("lane on rear: offered")
+    assert inexact({})
 
 
-def samples(**growth: int) -> list[NodeSample]:
-    """A sample per second for 30 s, to whose fields `growth` is added in the last window."""
+def samples(**leak: int) -> list[NodeSample]:
+    """A sample per second for 30 s, to whose fields `leak` is added in the last third."""
     first = NodeSample(0.0, memory_bytes=1000, threads=10, files=20, gpu_bytes=500)
-    last = replace(first, **{name: getattr(first, name) + more for name, more in growth.items()})
+    last = replace(first, **{name: getattr(first, name) + more for name, more in leak.items()})
     return [replace(last if at >= 20 else first, at_s=float(at)) for at in range(30)]
 
 
 @pytest.mark.parametrize(
-    ("growth", "failed"),
+    ("leak", "failed"),
     [
         ({}, []),
         ({"memory_bytes": 10}, []),
@@ -157,10 +130,11 @@ def samples(**growth: int) -> list[NodeSample]:
         ({"threads": -1}, []),
     ],
 )
-def test_each_leak_is_found(growth: dict[str, int], failed: list[str]) -> None:
-    found = verdicts.resources(samples(**growth), 0.0, WINDOWS)
-    assert [verdict.name for verdict in found if not verdict.passed] == failed
-    assert not any(verdict.passed for verdict in verdicts.resources([], 0.0, WINDOWS))
+def test_each_leak_is_found(leak: dict[str, int], failed: list[str]) -> None:
+    steady = receipts(*((at / 10.0, 50.0) for at in range(300)))
+    found = growth(samples(**leak), [steady], 0.0, 30.0)
+    assert [it["name"] for it in found if not it["passed"]] == failed
+    assert not any(it["passed"] for it in growth([], [Receipts()], 0.0, 30.0))
 
 
 def receipts(*latencies: tuple[float, float]) -> Receipts:
@@ -171,19 +145,9 @@ def receipts(*latencies: tuple[float, float]) -> Receipts:
     return found
 
 
-def test_latency_that_grows_and_a_stream_that_falls_silent_fail() -> None:
-    steady = receipts(*((at / 10.0, 50.0) for at in range(100, 300)))
-    slower = receipts(*((at / 10.0, 50.0 if at < 200 else 60.0) for at in range(100, 300)))
-    silent = receipts(*((at / 10.0, 50.0) for at in range(100, 200)))
-    assert verdicts.latency([steady], 0.0, WINDOWS).passed
-    assert not verdicts.latency([slower], 0.0, WINDOWS).passed
-    assert not verdicts.latency([Receipts()], 0.0, WINDOWS).passed
-    assert verdicts.results({"a": steady}, 0.0, WINDOWS).passed
-    found = verdicts.results({"a": steady, "b": silent}, 0.0, WINDOWS)
-    assert not found.passed
-    assert found.note == "b, 100 to 0"
-    assert not verdicts.results({"a": steady, "b": Receipts()}, 0.0, WINDOWS).passed
-    assert not verdicts.results({}, 0.0, WINDOWS).passed
+def test_latency_that_grows_fails() -> None:
+    slower = receipts(*((at / 10.0, 50.0 if at < 200 else 60.0) for at in range(300)))
+    assert [it["name"] for it in growth(samples(), [slower], 0.0, 30.0) if not it["passed"]] == ["ratio of latency p95"]
 
 
 def test_a_fault_is_answered_by_results_of_images_taken_after_it() -> None:
@@ -192,9 +156,8 @@ def test_a_fault_is_answered_by_results_of_images_taken_after_it() -> None:
 
 
 def test_a_verdict_without_a_figure_fails_and_is_null_in_json() -> None:
-    found = verdicts.ended(0.5, -9)
-    assert math.isnan(found.value)
-    assert not found.passed
-    assert found.described()["value"] is None
-    assert verdicts.ended(0.5, 0).passed
-    assert not verdicts.ended(4.0, 0).passed
+    found = verdict("end", math.nan, 3.0)
+    assert found["value"] is None
+    assert not found["passed"]
+    assert verdict("end", 3.0, 3.0)["passed"]
+    assert not verdict("end", 3.1, 3.0)["passed"]

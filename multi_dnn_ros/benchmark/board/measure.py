@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,9 +13,8 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.board.report import ros2_benchmark_metrics
 from multi_dnn_ros.benchmark.board.search import RateSearch
-from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.observation import cpu_cores
-from multi_dnn_ros.benchmark.rig import Rig, advance, time_bar
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, advance, time_bar
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Interrupts
@@ -46,7 +45,7 @@ _SETTLE_LIMIT_S = 60.0
 @dataclass(frozen=True)
 class BoardPlan:
     """configs: the node's parameters by the name of the mix. size: (width, height) of the images. encoding: of raw
-    images; empty: JPEG. max_rate_hz: highest rate to try. seed: of the images.
+    images, or jpeg. max_rate_hz: highest rate to try. seed: of the images.
     """
 
     configs: dict[str, NodeConfig]
@@ -58,34 +57,8 @@ class BoardPlan:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A trial of one rate. frames: images that each camera should have sent. results: published by the node.
-
-    dropped: results that are missing, by reason; `not_received`: their image did not reach the node, or was not sent.
-    latency_ms: from an image's stamp to the receipt of its result. CPU and memory are those of the node with its engine
-    processes; power (mean) and temperature (highest) those of the whole computer; None: not readable. throttled: reason
-    by name of what was throttled. ros2_benchmark: see :func:`ros2_benchmark_metrics`.
-    """
-
-    rate_hz: float
-    seconds: float
-    frames: float
-    results: int
-    results_hz: float
-    dropped: dict[str, int]
-    drop_share: float
-    passed: bool
-    latency_ms: dict[str, float] | None
-    cpu_cores: float
-    cpu_ms_per_result: float | None
-    memory_bytes: int
-    gpu_share: float | None = None
-    gpu_memory_bytes: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttled: dict[str, str] = field(default_factory=dict)
-    ros2_benchmark: dict[str, float] = field(default_factory=dict)
+#: Figures of a trial, for JSON; see :func:`run_trial`.
+Trial = dict[str, Any]
 
 
 def measure_board(
@@ -111,10 +84,10 @@ def measure_board(
                 begin_s = time.monotonic()
                 found = run_trial(rig, rate_hz, seconds)
                 advance(bar)(time.monotonic() - begin_s)
-                mix["trials"].append(asdict(found))
+                mix["trials"].append(found)
                 save(mixes)
-                say(f"{name}: {rate_hz:.4g} Hz: {found.results_hz:.1f} results/s, {found.drop_share:.1%} missing in "
-                    f"{found.frames:.0f} frames: {'served' if found.passed else 'not served'}")  # fmt: skip
+                say(f"{name}: {rate_hz:.4g} Hz: {found['results_hz']:.1f} results/s, {found['drop_share']:.1%} missing "
+                    f"in {found['frames']:.0f} frames: {'served' if found['passed'] else 'not served'}")  # fmt: skip
                 return found
 
             try:
@@ -141,7 +114,7 @@ def _measure_mix(
 
         def measured(rate_hz: float, seconds: float) -> Trial:
             found = trial(rig, rate_hz, seconds)
-            search.add(rate_hz, found.passed)
+            search.add(rate_hz, found["passed"])
             mix.update(highest_hz=search.best_hz, failing_hz=search.failing_hz)
             return found
 
@@ -154,9 +127,10 @@ def _measure_mix(
             left_s = end_s - time.monotonic() - _OVERHEAD_S
             if mix["at_highest"] is not None and left_s < _MIN_LONG_S:
                 break
-            found = measured(rate_hz, max(min(_MAX_LONG_S, max(_MIN_LONG_S, left_s)), _TRIAL_FRAMES / rate_hz))
-            mix["at_highest"] = asdict(found)
-            if found.passed:
+            mix["at_highest"] = measured(
+                rate_hz, max(min(_MAX_LONG_S, max(_MIN_LONG_S, left_s)), _TRIAL_FRAMES / rate_hz)
+            )
+            if mix["at_highest"]["passed"]:
                 break
         of_best = [it for it in mix["trials"] if it["rate_hz"] == mix["highest_hz"] and it["passed"]]
         mix["at_highest"] = of_best[-1] if of_best else None
@@ -179,7 +153,11 @@ class _Counts:
 def run_trial(rig: Rig, rate_hz: float, seconds: float) -> Trial:
     """Start the cameras at this rate and count for `seconds` what is served, once every camera has sent an image.
 
-    Raises CommandError if the node does not report.
+    frames: images that each camera should have sent. results: published by the node. dropped: results that are missing,
+    by reason; `not_received`: their image did not reach the node, or was not sent. latency_ms: from an image's stamp to
+    the receipt of its result. CPU and memory are those of the node with its engine processes; power (mean) and
+    temperature (highest) those of the whole computer; None: not readable. throttled: reason by name of what was
+    throttled. ros2_benchmark: see :func:`ros2_benchmark_metrics`. Raises CommandError if the node does not report.
     """
     before = _received(rig)
     for name in rig.plans:
@@ -216,7 +194,7 @@ def _read(rig: Rig) -> _Counts:
     reasons = {reason for stream in accounts for reason in stream["dropped"]}
     return _Counts(
         rig.reported_s,
-        rig.now(),
+        time.monotonic(),
         sum(_received(rig).values()),
         sum(stream["offered"] for stream in accounts),
         sum(stream["published"] for stream in accounts),
@@ -249,31 +227,31 @@ def _trial(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
     latencies = [latency for stream in rig.receipts.values() for latency in stream.between(*span)]
     samples = [sample for sample in rig.samples if span[0] <= sample.at_s <= span[1]]
     cores = cpu_cores(samples)
-    streams = [stream for stream in rig.switched_on.values() if stream.between(*span)]
+    streams = [stream for stream in rig.receipts.values() if stream.between(*span)]
     slowest = min(streams, key=lambda stream: len(stream.between(*span)), default=None)
     temperatures = [value.value for sample in samples for value in sample.sensors.temperatures_c.values()]
-    return Trial(
-        rate_hz=rate_hz,
-        seconds=seconds,
-        frames=frames,
-        results=results,
-        results_hz=results / seconds,
-        dropped=dropped,
-        drop_share=min(1.0, share),
-        passed=share < DROP_LIMIT,
-        latency_ms=distribution(latencies) if latencies else None,
-        cpu_cores=cores,
-        cpu_ms_per_result=1e3 * cores * seconds / results if results else None,
-        memory_bytes=rig.samples[-1].memory_bytes,
-        gpu_share=_mean_of_known([sample.gpu_share for sample in samples]),
-        gpu_memory_bytes=rig.samples[-1].gpu_bytes or None,
-        power_w=_mean_of_known([sample.sensors.total_w for sample in samples]),
-        temperature_c=max(temperatures, default=None),
-        throttled={name: reason for sample in samples for name, reason in sample.sensors.throttled.items()},
-        ros2_benchmark=ros2_benchmark_metrics(slowest.times(*span), slowest.between(*span), rate_hz, frames)
+    return {
+        "rate_hz": rate_hz,
+        "seconds": seconds,
+        "frames": frames,
+        "results": results,
+        "results_hz": results / seconds,
+        "dropped": dropped,
+        "drop_share": min(1.0, share),
+        "passed": share < DROP_LIMIT,
+        "latency_ms": distribution(latencies) if latencies else None,
+        "cpu_cores": cores,
+        "cpu_ms_per_result": 1e3 * cores * seconds / results if results else None,
+        "memory_bytes": rig.samples[-1].memory_bytes,
+        "gpu_share": _mean_of_known([sample.gpu_share for sample in samples]),
+        "gpu_memory_bytes": rig.samples[-1].gpu_bytes or None,
+        "power_w": _mean_of_known([sample.sensors.total_w for sample in samples]),
+        "temperature_c": max(temperatures, default=None),
+        "throttled": {name: reason for sample in samples for name, reason in sample.sensors.throttled.items()},
+        "ros2_benchmark": ros2_benchmark_metrics(slowest.times(*span), slowest.between(*span), rate_hz, frames)
         if slowest is not None
         else {},
-    )
+    }
 
 
 def _mean_of_known(values: list[float | None]) -> float | None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from multi_dnn_ros.common.reporting import counts_text, table, three_digits, wri
 from multi_dnn_ros.ros.board.sensors import text_of
 
 _MIB = 1 << 20
-_NVPMODEL_LIMIT_S = 5.0
 #: Heading, and value of a trial at the highest rate, in the order of the table.
 _FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = (
     ("highest rate per camera, Hz", lambda it: it["rate_hz"]),
@@ -156,26 +152,13 @@ def ros2_benchmark_metrics(
 
 def describe_board(device: str, root: Path = Path("/")) -> dict[str, str]:
     """Properties of the computer that the figures depend on, besides those of every result: hardware (of a
-    single-board computer), power mode (of a Jetson), CPU governor, ROS runtime. root: /, or a copy of its files.
+    single-board computer), power mode (of a Jetson, as its driver stores it), CPU governor, ROS runtime. root: /, or a
+    copy of its files.
     """
     return {
         "device": device,
         "runtime": f"ROS 2 {os.environ.get('ROS_DISTRO', '')} {get_rmw_implementation_identifier()}",
         "hardware": text_of(root / "proc/device-tree/model").rstrip("\0"),
-        "power_mode": _power_mode(root),
+        "power_mode": text_of(root / "var/lib/nvpmodel/status"),
         "governor": text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     }
-
-
-def _power_mode(root: Path) -> str:
-    """Power mode of a Jetson as nvpmodel names it; its number if only that is readable; empty elsewhere."""
-    tool = shutil.which("nvpmodel")
-    if tool is not None:
-        with suppress(OSError, subprocess.SubprocessError):  # older versions need root
-            done = subprocess.run([tool, "-q"], capture_output=True, encoding="utf-8", errors="replace",
-                                  timeout=_NVPMODEL_LIMIT_S, check=True)  # fmt: skip
-            for line in done.stdout.splitlines():
-                if "Power Mode:" in line:
-                    return line.partition(":")[2].strip()
-    number = text_of(root / "var/lib/nvpmodel/status").partition("pmode:")[2].strip()
-    return f"number {int(number)}" if number.isdecimal() else ""

@@ -117,44 +117,33 @@ class WindowHead(nn.Module):
         return windows.flatten(1) if self.side == 1 else windows[:, self.shifts].flatten(0, 1).flatten(1)
 
 
-class SeparateHeads(nn.Module):
-    """One head per entry of `windows`; the results of the heads are concatenated."""
+class EncoderLayer(nn.Module):
+    """Attention with one head per entry of `windows`, and a feed-forward block, each with a residual and a norm."""
 
     def __init__(self, windows: Sequence[int]) -> None:
         super().__init__()
         self.heads = nn.ModuleList(WindowHead(WIDTH, WIDTH // len(windows), side) for side in windows)
-
-    def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-        """As WindowHead, with the channels of all heads."""
-        return torch.cat([head(search, template) for head in self.heads], -1)
-
-
-class EncoderLayer(nn.Module):
-    """Attention and a feed-forward block, each with a residual and a norm."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
         self.out_proj = nn.Linear(WIDTH, WIDTH)
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
 
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-        """(1, H, W, WIDTH) -> the same shape."""
-        search = self.norms[0](search + self.out_proj(self.attention(search, template)))
+        """(1, H, W, WIDTH), (1, h, w, WIDTH) -> (1, H, W, WIDTH)."""
+        attended = torch.cat([head(search, template) for head in self.heads], -1)
+        search = self.norms[0](search + self.out_proj(attended))
         result: torch.Tensor = self.norms[1](search + self.feed_forward(search))
         return result
 
 
 class Encoder(nn.Module):
-    """LAYERS layers with heads of the given windows. forward(search map, template map), channels last."""
+    """LAYERS layers. forward(search map, template map), channels last."""
 
     def __init__(self, windows: Sequence[int]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(SeparateHeads(windows)) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(EncoderLayer(windows) for _ in range(LAYERS))
 
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-        """(1, H, W, WIDTH), (1, h, w, WIDTH) -> (1, H, W, WIDTH)."""
+        """As EncoderLayer."""
         for layer in self.layers:
             search = layer(search, template)
         return search

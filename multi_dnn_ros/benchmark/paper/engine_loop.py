@@ -22,6 +22,7 @@ _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _DRAIN_S = 60.0
 #: In a closed loop all cameras have a frame once the previous batch is reported; the delay matters for the first only.
 _BATCH_DELAY_NS = 5_000_000
+_DEADLINE_NS = 33_000_000
 
 
 class _FrameOnDevice(Frame):
@@ -38,11 +39,14 @@ def dnn_state(device: torch.device) -> Shared:
 
 def make_task(
     name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, state: Shared, *,
-    sms: int = 0, priority: int = 0,
+    sms: int = 0, important: bool = False,
 ) -> DnnTask:  # fmt: skip
-    """A DNN whose input is already on the device. chains: stages by batch size, 1 included. state: of `dnn_state`."""
+    """A DNN whose input is already on the device. chains: stages by batch size, 1 included. state: of `dnn_state`.
+    important: before others under the policies priority and edf.
+    """
     task = DnnTask(
-        name, tuple(cameras), lambda image: inputs, (), lambda outputs, size: None, sms=sms, priority=priority,
+        name, tuple(cameras), lambda image: inputs, (), lambda outputs, size: None, sms=sms,
+        priority=10 if important else 0, deadline_ns=_DEADLINE_NS if important else None,
         batch_delay_ns=_BATCH_DELAY_NS, gate=state.gate,
     )  # fmt: skip
     if inputs[0].is_cuda:

@@ -1,4 +1,4 @@
-"""Closed loops of the DNNs of one process: each DNN starts its next inference on the result of the previous one.
+"""Closed loops: each DNN starts its next inference on the result of the previous one.
 
 All loops start at the same time and count within a window, so that the counted inferences run while all DNNs are warm.
 """

@@ -1,107 +1,147 @@
-"""All conditions of a set in one run: blocks in which each condition runs once, in random order.
-
-The processes of all conditions of a set are prepared before the first block, and idle while others run.
-"""
+"""The processes of the conditions, and all conditions of a set measured in one run."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import random
+import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from typing import Any
 
+import psutil
 import torch
 
-from multi_dnn_ros.benchmark.paper.prepare import Work
-from multi_dnn_ros.benchmark.paper.process_group import ProcessGroup, ProcessGroupError
+from multi_dnn_ros.benchmark.paper.dnns import Work, make_loop
+from multi_dnn_ros.benchmark.paper.loops import Window
 from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.memory import freeze_heap
+from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count, distribution
+from multi_dnn_ros.common.signal_mask import block_in_children
+from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.pipeline.choices import default_workers
 
 _PREPARE_LIMIT_S = 900.0
 _WARM_UP_S = 0.3
+#: Time between the request to run and the window, so that every process has received it and is warm.
+RUN_IN_S = 0.2
+#: Uncounted run before each run: restores memory, caches and clock rates of idle processes.
+WAKE_S = 0.1
+_RUN_EXTRA_S = 120.0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is measured. seconds: per run. repeats: number of blocks. jobs: per DNN. sms, tf32: see Work."""
+class ProcessGroupError(CommandError):
+    """A process of a condition failed or stopped responding; the message says which and how."""
 
-    sets: Mapping[str, DnnSet]
-    conditions: Sequence[Condition]
-    device: torch.device
-    repeats: int = 5
-    seconds: float = 2.0
-    seed: int = 0
-    sms: int | None = None
-    tf32: bool = True
-    jobs: int = 8
 
-    def works(self, dnns: DnnSet, condition: Condition) -> list[Work]:
-        """One per process of the condition."""
-        groups = [(network,) for network in dnns] if condition.layout == "processes" else [dnns]
-        concurrent = default_workers(self.device, len(dnns)) if condition.layout == "engine" else len(dnns)
-        threads = max(1, cpu_count() // concurrent) if self.device.type == "cpu" else 1
-        return [
-            Work(condition, networks, str(self.device), self.sms, self.tf32, self.jobs, self.seed, threads)
-            for networks in groups
-        ]
+class ProcessGroup:
+    """One process per entry of `works`; a context manager that ends them. name: the condition's, for messages."""
+
+    def __init__(self, name: str, works: Sequence[Work]) -> None:
+        self.name = name
+        self._works = works
+        self.pids: list[int] = []
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self._pools = [futures.ProcessPoolExecutor(1, context, _initialize) for _ in works]
+        with block_in_children(signal.SIGINT):  # Ctrl-C reaches all processes; the parent ends these
+            self.pids = self._call(_RUN_EXTRA_S, os.getpid)
+
+    def prepare(self, timeout_s: float) -> None:
+        """Prepare all DNNs on the device."""
+        self._call(timeout_s, _prepare, self._works)
+
+    def run(self, seconds: float) -> list[tuple[str, list[float]]]:
+        """Run all DNNs of all processes concurrently; returns builder and times in ms of each DNN's inferences."""
+        for length_s in (WAKE_S, seconds):
+            windows = [Window.ahead(RUN_IN_S, length_s)] * len(self._pools)
+            reports = self._call(length_s + _RUN_EXTRA_S, _run, windows)
+        return [dnn for report in reports for dnn in report]
+
+    def close(self) -> None:
+        """End the processes, which have nothing to keep."""
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pid in self.pids:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(pid).kill()
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _call(self, timeout_s: float, call: Callable[..., Any], arguments: Sequence[Any] = ()) -> list[Any]:
+        """Call a function in each process, with one of the arguments if there are any."""
+        try:
+            given: list[tuple[Any, ...]] = [(each,) for each in arguments] or [()] * len(self._pools)
+            calls = [pool.submit(call, *each) for pool, each in zip(self._pools, given, strict=True)]
+            futures.wait(calls, timeout_s)
+            return [future.result(0.0) for future in calls]
+        except futures.TimeoutError:
+            raise ProcessGroupError(f"condition {self.name}: a process did not answer in {timeout_s:g} s") from None
+        except BrokenProcessPool:
+            raise ProcessGroupError(f"condition {self.name}: a process has ended by itself") from None
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise ProcessGroupError(f"condition {self.name}: {type(error).__name__}: {lines[0]}") from None
 
 
 def measure(
-    plan: Plan, save: Callable[[dict[str, Any]], None], progress: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
-    """The figures of each set. save: called with the figures so far after each block.
+    sets: Mapping[str, DnnSet], conditions: Sequence[Condition], base: Work, seconds: float, repeats: int,
+    save: Callable[[dict[str, Any]], None], progress: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """The figures of each set: blocks in which each condition runs once, for `seconds`, in random order.
 
-    A condition that fails is left out of later blocks, and its error recorded. Raises ProcessGroupError if all fail.
+    The processes of all conditions of a set are prepared before the first block, and idle while others run. base: the
+    settings of all processes. save: called with the figures so far after each block. Raises ProcessGroupError.
     """
-    sets: dict[str, dict[str, Any]] = {}
-    for name, dnns in plan.sets.items():
-        conditions: dict[str, dict[str, Any]] = {}
-        sets[name] = {"dnns": [network.builder for network in dnns], "conditions": conditions}
+    found: dict[str, dict[str, Any]] = {}
+    device = torch.device(base.device)
+    for name, dnns in sets.items():
+        runs: dict[str, dict[str, Any]] = {}
+        found[name] = {"dnns": [network.builder for network in dnns], "conditions": runs}
         groups: dict[str, ProcessGroup] = {}
         with contextlib.ExitStack() as stack:
-            for condition in plan.conditions:
-                progress(f"{name}: preparing {condition.name} ({len(dnns)} DNNs)")
-                precision = condition.precision_on(plan.device)
-                conditions[condition.name] = {"text": condition.text, "precision": precision, "runs": []}
-                before = _gpu_bytes(plan.device)
-                try:
-                    group = stack.enter_context(ProcessGroup(condition.name, plan.works(dnns, condition)))
-                    groups[condition.name] = group
-                    notes = group.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
-                    group.run(_WARM_UP_S)
-                except ProcessGroupError as error:
-                    _leave_out(condition.name, groups, conditions, error, progress)
-                else:
-                    conditions[condition.name].update(notes=notes, memory_bytes=_gpu_bytes(plan.device) - before)
-            order = random.Random(f"{plan.seed} {name}")
-            for block in range(plan.repeats):
+            for it in conditions:
+                progress(f"{name}: preparing {it.name} ({len(dnns)} DNNs)")
+                before = _gpu_bytes(device)
+                groups[it.name] = stack.enter_context(ProcessGroup(it.name, _works(dnns, it, base)))
+                groups[it.name].prepare(_PREPARE_LIMIT_S)
+                groups[it.name].run(_WARM_UP_S)
+                memory_bytes = _gpu_bytes(device) - before
+                precision = it.precision_on(device)
+                runs[it.name] = {
+                    "text": it.text,
+                    "precision": precision,
+                    "memory_bytes": memory_bytes,
+                    "runs": [],
+                }
+            order = random.Random(f"{base.seed} {name}")
+            for block in range(repeats):
                 for each in order.sample(list(groups), len(groups)):
-                    try:
-                        figures = _figures(groups[each].run(plan.seconds))
-                    except ProcessGroupError as error:
-                        _leave_out(each, groups, conditions, error, progress)
-                    else:
-                        conditions[each]["runs"].append({"block": block, **figures})
-                if not groups:
-                    raise ProcessGroupError(f"every condition of {name} failed, see above")
-                sets[name]["summary"] = summarize(conditions)
-                save(sets)
-                times = (f"{each} {it['mean_ms']:.2f}" for each, it in sets[name]["summary"].items())
-                progress(f"{name}: block {block + 1} of {plan.repeats}, ms: {', '.join(times)}")
-    return sets
+                    runs[each]["runs"].append({"block": block, **_figures(groups[each].run(seconds))})
+                found[name]["summary"] = summarize(runs)
+                save(found)
+                times = (f"{each} {it['mean_ms']:.2f}" for each, it in found[name]["summary"].items())
+                progress(f"{name}: block {block + 1} of {repeats}, ms: {', '.join(times)}")
+    return found
 
 
-def _leave_out(
-    name: str, groups: dict[str, ProcessGroup], conditions: dict[str, dict[str, Any]], error: ProcessGroupError,
-    progress: Callable[[str], None],
-) -> None:  # fmt: skip
-    conditions[name]["error"] = str(error)
-    progress(f"{name} is left out: {error}")
-    if name in groups:
-        groups.pop(name).close()
+def _works(dnns: DnnSet, condition: Condition, base: Work) -> list[Work]:
+    """One per process of the condition."""
+    groups = [(network,) for network in dnns] if condition.layout == "processes" else [dnns]
+    device = torch.device(base.device)
+    concurrent = default_workers(device, len(dnns)) if condition.layout == "engine" else len(dnns)
+    threads = max(1, cpu_count() // concurrent) if device.type == "cpu" else 1
+    return [replace(base, condition=condition, networks=networks, cpu_threads=threads) for networks in groups]
 
 
 def _gpu_bytes(device: torch.device) -> int:
@@ -126,16 +166,14 @@ def _figures(dnns: Sequence[tuple[str, list[float]]]) -> dict[str, Any]:
 
 
 def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each condition with runs: medians over its runs, and `of_baseline`, its time relative to that of the baseline
-    in the same block, median over the blocks; None without a common block.
+    """For each condition: medians over its runs, and `of_baseline`, its time relative to that of the baseline in the
+    same block, median over the blocks; None without the baseline.
     """
-    baseline = {run["block"]: run["mean_ms"] for run in conditions.get(BASELINE, {}).get("runs", ())}
+    baseline = [run["mean_ms"] for run in conditions.get(BASELINE, {}).get("runs", ())]
     found = {}
     for name, condition in conditions.items():
         runs = condition["runs"]
-        if not runs:
-            continue
-        ratios = [run["mean_ms"] / baseline[run["block"]] for run in runs if run["block"] in baseline]
+        ratios = [run["mean_ms"] / ms for run, ms in zip(runs, baseline, strict=False)]
         found[name] = {
             "ms": {
                 network: {key: statistics.median(run["ms"][network][key] for run in runs) for key in ("p50", "p99")}
@@ -144,6 +182,32 @@ def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
             "mean_ms": statistics.median(run["mean_ms"] for run in runs),
             "inferences_per_s": statistics.median(run["inferences_per_s"] for run in runs),
             "of_baseline": statistics.median(ratios) if ratios else None,
-            "memory_bytes": condition.get("memory_bytes"),
+            "memory_bytes": condition["memory_bytes"],
         }
     return found
+
+
+# -- in the processes, each of which has one work
+
+_prepared: dict[str, Any] = {}
+
+
+def _initialize() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+def _prepare(work: Work) -> None:
+    _prepared.update(work=work, loop=make_loop(work))
+
+
+def _run(window: Window) -> list[tuple[str, list[float]]]:
+    work: Work = _prepared["work"]
+    # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
+    freeze_heap()
+    with short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext():
+        tallies = _prepared["loop"](window)
+    return [
+        (network.builder, [latency / 1e6 for latency in tally.latencies_ns])
+        for network, tally in zip(work.networks, tallies, strict=True)
+    ]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torchvision
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.nn import functional
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
@@ -84,7 +85,7 @@ def run_peer(peer: Peer, device_name: str, frames: CameraFrames, wake: Semaphore
         torch.cuda.set_device(device)
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(images.data_ptr(), images.numel(), 0))
         torch.backends.cudnn.benchmark = True
-        torch._inductor.config.freezing = True
+        inductor_config.freezing = True
         infer = torch.compile(model, mode="reduce-overhead", dynamic=False)
     cameras = len(images)
     inputs = {count: torch.zeros_like(images[:count, 0], device=device) for count in (1, cameras)}

@@ -24,13 +24,10 @@ def sets_table(sets: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{(it['memory_bytes'] or 0) / 2**20:.0f}",
                 *(f"{three_digits(it['ms'][net]['p50'])} ({three_digits(it['ms'][net]['p99'])})" for net in networks),
             ]
-            for condition, it in results.get("summary", {}).items()
+            for condition, it in results["summary"].items()
         ]
         header = ["condition", "ms", "of the baseline", "inferences/s", "memory MiB"]
         lines += [f"{name}:", table([*header, *(f"{network}: p50 (p99)" for network in networks)], rows)]
-        lines += [
-            f"{condition} failed: {it['error']}" for condition, it in results["conditions"].items() if "error" in it
-        ]
     return "\n".join(lines)
 
 
@@ -54,7 +51,6 @@ def plot_sets(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         (f"{name}, {network}", {condition: it["ms"][network] for condition, it in results["summary"].items()})
         for name, results in sets.items()
         for network in dict.fromkeys(results["dnns"])
-        if results.get("summary")
     ]
     _plot(groups, "time of one inference while all run, ms: median, line to p99", path)
 

@@ -38,9 +38,12 @@ SETS: dict[str, DnnSet] = {
     "resnet152_x8": (_RES,) * 8,
     "inception_v3_x8": (_INCEPTION,) * 8,
     "regnet_y_32gf_x7": (_REGY,) * 7,
+    "background": (_RES,) * 3 + (_VGG,) * 3,
     "mixed": (_VGG,) * 3 + (_RES,) + (_INCEPTION,) * 2 + (_REGY,) * 2,
     **{f"{network.builder}_x{count}": (network,) * count for network in _TABLE1 for count in (1, 6)},
 }
+#: The important DNNs of `--important`.
+IMPORTANT = {network.builder: network for network in (_RES, Network("resnet50"), _VGG, _SMALL_RES)}
 #: Names of the sets in figures and tables of the paper.
 FIGURES: dict[str, tuple[str, ...]] = {
     "table1": tuple(f"{network.builder}_x{count}" for network in _TABLE1 for count in (1, 6)),
@@ -55,6 +58,14 @@ def choose_sets(names: Sequence[str]) -> dict[str, DnnSet]:
         if name not in SETS and name not in FIGURES:
             raise UsageError(f"--set is '{name}'; allowed: {', '.join((*FIGURES, *SETS))}")
     return {chosen: SETS[chosen] for name in names for chosen in FIGURES.get(name, (name,))}
+
+
+def choose_important(names: Sequence[str]) -> list[Network]:
+    """The named networks; by default all but the small one. Raises UsageError."""
+    for name in names:
+        if name not in IMPORTANT:
+            raise UsageError(f"--important is '{name}'; allowed: {', '.join(IMPORTANT)}")
+    return [IMPORTANT[name] for name in names or list(IMPORTANT)[:-1]]
 
 
 #: processes: one per DNN. shared_queue: the paper's threads. engine: this package's.

@@ -5,14 +5,18 @@ The processes of cameras and readers have a connection to the benchmark, which s
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.synchronize import Semaphore
+from typing import Any
 
 import numpy as np
+
+from multi_dnn_ros.common.parent_watch import end_with_parent
 
 #: Frames of a camera that are kept: so many are written before one is overwritten that is being read.
 SLOTS = 8
@@ -79,3 +83,10 @@ def run_camera(camera: int, frames: CameraFrames, wakes: Sequence[Semaphore], co
                 wakes[reader].release()
             sent += 1
         connection.send(sent)
+
+
+def run_in_process(target: Callable[..., None], *arguments: Any) -> None:
+    """The body of a process of the comparison; ends with its parent, which alone handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    target(*arguments)

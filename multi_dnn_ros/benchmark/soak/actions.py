@@ -1,27 +1,25 @@
-"""Carries out the changes of a soak: parameters and services of the node, cameras, the overlay's subscriber, kills."""
+"""The changes of a soak, each carried out to its end: parameters and services of the node, model swaps, and kills."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from rcl_interfaces.msg import Parameter
 from rcl_interfaces.srv import SetParameters
-from rclpy.parameter import Parameter as TypedParameter
-from rclpy.qos import QoSProfile
-from sensor_msgs.msg import CompressedImage, Image
+from rclpy.parameter import Parameter
 from std_srvs.srv import SetBool
 
 from multi_dnn_ros.benchmark.rig import NODE, Rig
-from multi_dnn_ros.benchmark.soak import plan
-from multi_dnn_ros.benchmark.soak.plan import Change
 from multi_dnn_ros.settings.parameter_fields import shown
+from multi_dnn_ros.settings.schema import NodeConfig
 
+SET, SWITCH, SWAP, RESTART_CAMERA, KILL_ENGINE = ("set", "switch", "swap", "restart camera", "kill engine")
 #: Time limit for an answer, for new results after a fault, and for a swap, which takes as long as configuring.
 ANSWER_S, _SWAP_S = 30.0, 120.0
 
@@ -31,38 +29,57 @@ class ActionFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Done:
-    """A change that was carried out, or reversed. at_s: on the rig's clock. seconds: until the node had answered; after
-    a fault until every DNN had a result of a later image. problem: why it was not carried out.
+class Change:
+    """Something that is done and reversed. target: parameter, DNN or camera. values: while the change lasts, and
+    afterwards.
     """
 
     action: str
-    target: str
-    value: Any
-    at_s: float
-    seconds: float
-    problem: str = ""
+    target: str = ""
+    values: tuple[Any, Any] = (True, False)
+
+
+def changes_of(config: NodeConfig, camera: str, seed: int, *, kills: bool) -> list[Change]:
+    """The changes of every round, which are made one after another. camera: the one that is killed and started again.
+
+    kills: whether the engine process is killed, and replaced by a swap of a built-in model and its decomposed one.
+    """
+    draw = random.Random(seed)
+    changes = [Change(RESTART_CAMERA, camera)]
+    for name, dnn in config.dnns.items():
+        new = {"priority": draw.choice((-10, 5, 10)), "max_rate_hz": draw.choice((1.0, 2.0, 3.0))}
+        changes += [Change(SET, f"dnn.{name}.{field}", (value, getattr(dnn, field))) for field, value in new.items()]
+        changes.append(Change(SWITCH, name, (False, True)))
+    models = {name: dnn.model for name, dnn in config.dnns.items() if dnn.model.startswith("builtin:")}
+    if kills:
+        changes.append(Change(KILL_ENGINE))
+    if kills and models:  # one swap in each round, because configuring a model costs seconds on a CPU
+        name = draw.choice(list(models))
+        model = models[name]
+        other = model.removesuffix("_small") if model.endswith("_small") else f"{model}_small"
+        changes.append(Change(SWAP, f"dnn.{name}.model", (other, model)))
+    draw.shuffle(changes)
+    return changes
 
 
 class Actions:
-    """Carries out changes in a rig, each to its end. seed: for choosing engine processes."""
+    """Carries out changes in a rig. done: each with its time on the rig's clock, the seconds until the node had
+    answered (after a fault until every DNN had a result of a later image), and why it failed. kills: of engines.
+    """
 
     def __init__(self, rig: Rig, seed: int) -> None:
-        self.done: list[Done] = []
+        self.done: list[dict[str, Any]] = []
         self.kills = 0
         self._rig = rig
         self._random = random.Random(seed)
         self._set = rig.observer.create_client(SetParameters, f"{NODE}/set_parameters")
         self._enable = {dnn: rig.observer.create_client(SetBool, f"{NODE}/{dnn}/enable") for dnn in rig.config.dnns}
-        self._subscription: Any = None
-        self._images = 0
         self._handlers: dict[str, Callable[[str, Any], None]] = {
-            plan.SET: self._set_parameter,
-            plan.SWAP: self._swap_model,
-            plan.ENABLE: self._switch,
-            plan.WATCH: self._watch,
-            plan.RESTART_CAMERA: self._restart_camera,
-            plan.KILL_ENGINE: self._kill_engine,
+            SET: self._set_parameter,
+            SWITCH: self._switch,
+            SWAP: self._swap_model,
+            RESTART_CAMERA: self._restart_camera,
+            KILL_ENGINE: self._kill_engine,
         }
 
     def ready(self) -> bool:
@@ -71,12 +88,13 @@ class Actions:
 
     def perform(self, change: Change, reverse: bool) -> None:
         """Make a change, or reverse it; what goes wrong is recorded in `done`."""
-        value, begin_s, problem = change.former if reverse else change.value, self._rig.now(), ""
+        value, begin_s, problem = change.values[reverse], time.monotonic(), ""
         try:
             self._handlers[change.action](change.target, value)
         except ActionFailed as error:
             problem = str(error)
-        self.done.append(Done(change.action, change.target, value, begin_s, self._rig.now() - begin_s, problem))
+        self.done.append({"action": change.action, "target": change.target, "value": value, "at_s": begin_s,
+                          "seconds": time.monotonic() - begin_s, "problem": problem})  # fmt: skip
 
     def _call(self, client: Any, request: Any) -> Any:
         future = client.call_async(request)
@@ -85,7 +103,7 @@ class Actions:
         return future.result()
 
     def _set_parameter(self, name: str, value: Any) -> None:
-        parameter: Parameter = TypedParameter(name, value=value).to_parameter_msg()
+        parameter = Parameter(name, value=value).to_parameter_msg()
         (result,) = self._call(self._set, SetParameters.Request(parameters=[parameter])).results
         if not result.successful:
             raise ActionFailed(f"refused: {result.reason}")
@@ -108,39 +126,18 @@ class Actions:
             nonlocal begun
             begun = begun or status() != former  # until then the status is that of the former swap
             settings, message = status()
-            return begun and settings == f"{name} = {shown(model)}" and message.startswith(("failed", "cancelled"))
+            known = message.startswith(("failed", "cancelled")) or "took over" in message
+            return begun and known and settings == f"{name} = {shown(model)}"
 
-        def took_over() -> bool:
-            return not ended() and begun and "took over" in status()[1]
-
-        self._rig.until(lambda: ended() or took_over(), _SWAP_S)
-        if not took_over():
+        if not self._rig.until(ended, _SWAP_S) or "took over" not in status()[1]:
             raise ActionFailed(status()[1] or f"has not taken over in {_SWAP_S:g} s")
-
-    def _watch(self, topic: str, on: bool) -> None:
-        """Subscribe to an overlay; when the subscription ends, it must have received an image."""
-        if on:
-            self._images = 0
-
-            def receive(data: bytes) -> None:
-                self._images += 1
-
-            kind = CompressedImage if topic.endswith("/compressed") else Image
-            self._subscription = self._rig.observer.create_subscription(
-                kind, f"{NODE}/{topic}", receive, QoSProfile(depth=1), raw=True
-            )
-            return
-        received = self._rig.until(lambda: self._images, ANSWER_S)
-        self._rig.observer.destroy_subscription(self._subscription)
-        if not received:
-            raise ActionFailed(f"no image in {ANSWER_S:g} s")
 
     def _restart_camera(self, camera: str, kill: bool) -> None:
         if kill:
             self._rig.kill_camera(camera)
         else:
             self._rig.start_camera(camera)
-            self._await_results(camera)
+            self.await_results(camera)
 
     def _kill_engine(self, target: str, kill: bool) -> None:
         """Kill an engine process that serves according to the diagnostics, with SIGKILL."""
@@ -150,22 +147,18 @@ class Actions:
         pids = sorted(int(pid) for pid in named if pid != "none" and psutil.pid_exists(int(pid)))
         if not pids:
             raise ActionFailed("no engine process serves")
-        try:
-            os.kill(self._random.choice(pids), signal.SIGKILL)
-        except ProcessLookupError:
-            raise ActionFailed("the process had already ended") from None
+        os.kill(self._random.choice(pids), signal.SIGKILL)
         self.kills += 1
-        self._await_results()
+        self.await_results()
 
-    def _await_results(self, camera: str = "") -> None:
+    def await_results(self, camera: str = "") -> None:
         """Wait until every DNN (of a camera) has had a result whose image was taken from now on."""
-        fault_s, streams = self._rig.now(), self._rig.switched_on
-        dnns = {dnn for dnn, name in streams if camera in ("", name)}
+        begin_s = time.monotonic()
+        streams = {stream: it for stream, it in self._rig.receipts.items() if camera in ("", stream[1])}
 
         def silent() -> set[str]:
-            serving = {dnn for (dnn, name), found in streams.items()
-                       if camera in ("", name) and found.has_image_after(fault_s)}  # fmt: skip
-            return dnns - serving
+            serving = {dnn for (dnn, _), found in streams.items() if found.has_image_after(begin_s)}
+            return {dnn for dnn, _ in streams} - serving
 
         if not self._rig.until(lambda: not silent(), ANSWER_S):
             raise ActionFailed(f"no result of {', '.join(sorted(silent()))} in {ANSWER_S:g} s")

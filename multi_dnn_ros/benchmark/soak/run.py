@@ -1,22 +1,31 @@
-"""The node with everything on, for an hour: is its state at the end that after ten minutes, with exact accounts?"""
+"""The node with kills, swaps and changes, for an hour: exact accounts, and no growth from one third to the next."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from multi_dnn_ros.benchmark.rig import ProcessEnded, Rig, advance, time_bar
-from multi_dnn_ros.benchmark.soak import verdicts
-from multi_dnn_ros.benchmark.soak.actions import Actions
-from multi_dnn_ros.benchmark.soak.plan import SoakPlan
-from multi_dnn_ros.benchmark.soak.verdicts import Verdict
+from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
+from multi_dnn_ros.benchmark.rig import CameraPlan, ProcessEnded, Rig, advance, time_bar
+from multi_dnn_ros.benchmark.soak.actions import Actions, Change, changes_of
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import counts_text, table
 from multi_dnn_ros.settings.schema import NodeConfig
 
+#: A round has about a dozen changes, each of which the node must accept in time.
+MIN_ROUND_S = 5.0
+#: Allowed growth of memory, and ratio of the p95 of latency, from the second third of the run to the last one.
+MEMORY_GROWTH, LATENCY_RATIO = 0.02, 1.10
+#: Allowed time from SIGINT to the end of the node, in seconds.
+END_S = 3.0
 #: A short run has this many samples, a longer one a sample every _MAX_SAMPLE_PERIOD_S: the kernel delays a process by
 #: some milliseconds while its memory maps are read.
 _SAMPLES = 360
@@ -24,6 +33,28 @@ _MAX_SAMPLE_PERIOD_S = 5.0
 #: Share of the time of a change during which it lasts.
 _IN_EFFECT = 0.75
 _END_LIMIT_S = 60.0
+_FAILING = "rear"
+
+
+@dataclass(frozen=True)
+class SoakPlan:
+    """round_s: length of a round, which has one kill of the engine process. kills: see :func:`changes_of`. rate_hz: of
+    each camera: one with raw images, one with JPEG, and one that is killed and started again.
+    """
+
+    seconds: float
+    round_s: float = 300.0
+    rate_hz: float = 4.0
+    seed: int = 0
+    kills: bool = True
+
+    @property
+    def cameras(self) -> tuple[CameraPlan, ...]:
+        return (
+            CameraPlan("front", (640, 480), "rgb8", self.rate_hz),
+            CameraPlan("left", (640, 480), "jpeg", self.rate_hz),
+            CameraPlan(_FAILING, (480, 360), "yuv422_yuy2", self.rate_hz),
+        )
 
 
 def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, Any]:
@@ -40,55 +71,59 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
         if not rig.until(actions.ready, 30.0):
             raise CommandError(f"the node's services do not answer; see {rig.node.log}")
         rig.start_cameras()
-        begin_s, ended_early = rig.now(), ""
+        begin_s, ended_early = time.monotonic(), ""
         try:
-            _carry_out(rig, plan, actions, begin_s)
+            changes = changes_of(rig.config, _FAILING, plan.seed, kills=plan.kills)
+            _carry_out(rig, plan, changes, actions, begin_s)
         except ProcessEnded as error:  # what was measured until then is judged
             ended_early = str(error)
-        measured_s = rig.now() - begin_s
+        measured_s = time.monotonic() - begin_s
         for name in list(rig.cameras):
             rig.stop_camera(name)
         with suppress(CommandError):  # unfinished frames fail the accounts
             rig.settle()
         streams = {f"{dnn} on {camera}": counts for (dnn, camera), counts in rig.accounts().items()}
-        device = rig.value("node", "device")
-        judged = _judge(rig, plan, actions, begin_s)
-        stopped_s = rig.now()
+        device, stopped_s = rig.value("node", "device"), time.monotonic()
+        restarts = sum(int(rig.value(name, "restarts") or 0) for name in rig.statuses if name.startswith("engine "))
         rig.node.stop(_END_LIMIT_S)
-        found = [
-            verdicts.accounts(streams),
-            *judged,
-            verdicts.ended(rig.now() - stopped_s, rig.node.exit_code()),
-            verdicts.none_of("left behind by the node", rig.processes.left()),
-            verdicts.none_of("processes that ended by themselves", [ended_early] if ended_early else []),
+        end_s = time.monotonic() - stopped_s if rig.node.exit_code() == 0 else math.nan
+        failed = [
+            f"{it['action']} {it['target']} {it['value']}: {it['problem']}" for it in actions.done if it["problem"]
         ]
-        return {
-            "plan": asdict(plan),
-            "measured_s": measured_s,
-            "runtime": get_rmw_implementation_identifier(),
-            "device": device,
-            "standby": rig.config.standby,
-            "round_s": plan.round_s,
-            "windows": [asdict(window) for window in plan.windows],
-            "verdicts": [verdict.described() for verdict in found],
-            "passed": all(verdict.passed for verdict in found),
-            "streams": streams,
-            "actions": [{**asdict(done), "at_s": done.at_s - begin_s} for done in actions.done],
-        }
+        logs = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in rig.logs}
+        verdicts = [
+            none_of("streams with inexact accounts", inexact(streams)),
+            *growth(rig.samples, rig.receipts.values(), begin_s, plan.seconds),
+            none_of("actions that were not carried out", failed),
+            verdict("engine processes lost without a kill", max(0, restarts - actions.kills), 0),
+            none_of("exceptions in the logs", [name for name, text in logs.items() if "Traceback (most" in text]),
+            verdict("seconds to the end of the node", end_s, END_S, f"exit code {rig.node.exit_code()}"),
+            none_of("left behind by the node", rig.processes.left()),
+            none_of("processes that ended by themselves", [ended_early] if ended_early else []),
+        ]
+    return {
+        "measured_s": measured_s,
+        "runtime": get_rmw_implementation_identifier(),
+        "device": device,
+        "standby": rig.config.standby,
+        "verdicts": verdicts,
+        "passed": all(it["passed"] for it in verdicts),
+        "streams": streams,
+        "actions": [{**done, "at_s": done["at_s"] - begin_s} for done in actions.done],
+    }
 
 
-def _carry_out(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> None:
-    """Make the changes, round by round, until the time is over; the last change is reversed."""
-    changes = plan.changes(rig.config)
+def _carry_out(rig: Rig, plan: SoakPlan, changes: Sequence[Change], actions: Actions, begin_s: float) -> None:
+    """Make the changes, round by round, until the time is over; the last change is reversed, and all DNNs serve."""
     change_s = plan.round_s / len(changes)
     with time_bar(plan.seconds, "soak") as bar:
 
         def wait_until(at_s: float) -> None:
-            rig.spin(max(0.0, begin_s + at_s - rig.now()))
-            advance(bar)(rig.now() - begin_s - bar.n)
+            rig.spin(max(0.0, begin_s + min(at_s, plan.seconds) - time.monotonic()))
+            advance(bar)(time.monotonic() - begin_s - bar.n)
 
         number = 0
-        while number * change_s < plan.seconds and rig.now() - begin_s < plan.seconds:
+        while number * change_s < plan.seconds and time.monotonic() - begin_s < plan.seconds:
             change = changes[number % len(changes)]
             wait_until(number * change_s)
             actions.perform(change, reverse=False)
@@ -98,23 +133,82 @@ def _carry_out(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> No
         wait_until(plan.seconds)
 
 
-def _judge(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> list[Verdict]:
-    """The verdicts on what was observed while the node ran."""
-    by_stream = {" on ".join(stream): found for stream, found in rig.switched_on.items()}
-    restarts = sum(int(rig.value(name, "restarts") or 0) for name in rig.statuses if name.startswith("engine "))
-    failed = [f"{done.action} {done.target} {done.value}: {done.problem}" for done in actions.done if done.problem]
-    traced = [
-        path.name
-        for path in rig.logs
-        if "Traceback (most recent call last)" in path.read_text(encoding="utf-8", errors="replace")
+# -- verdicts
+
+
+def verdict(name: str, value: float, limit: float, note: str = "") -> dict[str, Any]:
+    """One check, for JSON. value: the figure; NaN, which fails and becomes None, if there is none. limit: the largest
+    value that passes. note: what is wrong, or what was compared.
+    """
+    known = value if math.isfinite(value) else None
+    return {"name": name, "value": known, "limit": limit, "passed": value <= limit, "note": note}
+
+
+def none_of(name: str, found: Sequence[str]) -> dict[str, Any]:
+    """The check that nothing of this kind was found. found: one text for each thing that was."""
+    return verdict(name, len(found), 0, "; ".join(found[:5]))
+
+
+def inexact(streams: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The streams whose counts, as from Rig.accounts(), do not add up after the last frame. No stream at all is wrong.
+
+    They add up if offered = received = published + dropped, nothing is pending, and published = observed.
+    """
+    wrong = []
+    for name, stream in streams.items():
+        counts = {**stream, "dropped": sum(stream["dropped"].values())}
+        exact = counts["offered"] == counts["received"] == counts["published"] + counts["dropped"]
+        if not exact or counts["pending"] or counts["published"] != counts["observed"]:
+            wrong.append(f"{name}: " + ", ".join(f"{key} {count}" for key, count in counts.items()))
+    return wrong if streams else ["there is no stream"]
+
+
+def growth(
+    samples: Sequence[NodeSample], receipts: Sequence[Receipts] | Any, begin_s: float, seconds: float
+) -> list[dict[str, Any]]:
+    """Memory, file descriptors and threads of the node and its engine processes (medians), and the p95 of latency of
+    all streams, in the last third of a run against the second one. Too little of anything fails.
+    """
+    thirds = [(begin_s + part * seconds / 3.0, begin_s + (part + 1) * seconds / 3.0) for part in (1, 2)]
+
+    def medians(field: str) -> list[float]:
+        parts = [[getattr(it, field) for it in samples if first <= it.at_s < last] for first, last in thirds]
+        return [float(np.median(values)) if values else math.nan for values in parts]
+
+    found = []
+    for name, field in {"memory": "memory_bytes", "GPU memory": "gpu_bytes"}.items():
+        if field == "memory_bytes" or any(sample.gpu_bytes for sample in samples):
+            before, after = medians(field)
+            share = after / before - 1.0 if before > 0 else math.nan
+            found.append(
+                verdict(f"growth of {name}", share, MEMORY_GROWTH, f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB")
+            )
+    for name, field in {"file descriptors": "files", "threads": "threads"}.items():
+        before, after = medians(field)
+        found.append(verdict(f"growth of {name}", after - before, 0, f"{before:g} to {after:g}"))
+    latencies = [[ms for stream in receipts for ms in stream.between(*third)] for third in thirds]
+    before, after = (float(np.percentile(values, 95)) if values else math.nan for values in latencies)
+    note = f"{before:.1f} to {after:.1f} ms, {len(latencies[0])} to {len(latencies[1])} results"
+    found.append(verdict("ratio of latency p95", after / before, LATENCY_RATIO, note))
+    return found
+
+
+def soak_table(figures: Mapping[str, Any]) -> str:
+    """Text for the terminal: the accounts, then the verdicts, with what failed in the last line."""
+    accounts = [
+        [name, *(str(counts[key]) for key in ("offered", "published", "observed")), counts_text(counts["dropped"])]
+        for name, counts in figures["streams"].items()
     ]
-    return [
-        *verdicts.resources(rig.samples, begin_s, plan.windows),
-        verdicts.latency(rig.receipts.values(), begin_s, plan.windows),
-        verdicts.results(by_stream, begin_s, plan.windows),
-        verdicts.none_of("actions that were not carried out", failed),
-        Verdict(
-            "engine processes lost without a kill", max(0, restarts - actions.kills), 0, "", f"{actions.kills} kills"
-        ),
-        verdicts.none_of("exceptions in the logs", traced),
-    ]
+    verdicts = [
+        [it["name"], "none" if it["value"] is None else f"{it['value']:.3g}", f"{it['limit']:g}",
+         "passed" if it["passed"] else "FAILED", it["note"][:100]]
+        for it in figures["verdicts"]
+    ]  # fmt: skip
+    failed = "; ".join(it["name"] for it in figures["verdicts"] if not it["passed"])
+    return "\n".join(
+        [
+            table(["stream", "offered", "published", "observed", "dropped"], accounts),
+            table(["verdict", "figure", "at most", "", "note"], verdicts),
+            f"FAILED: {failed}" if failed else "passed",
+        ]
+    )

@@ -23,7 +23,7 @@ from torch import nn
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.static_stages import streams_of
-from multi_dnn_ros.benchmark.paper.branch_networks import WIDTH, EncoderLayer, SeparateHeads
+from multi_dnn_ros.benchmark.paper.branch_networks import WIDTH, EncoderLayer
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -34,7 +34,7 @@ EXAMPLES = {"wide": EXAMPLE, "encoder": MAPS}
 
 def network(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return (Wide() if name == "wide" else EncoderLayer(SeparateHeads((1, 2, 4, 8)))).eval()
+    return (Wide() if name == "wide" else EncoderLayer((1, 2, 4, 8))).eval()
 
 
 @pytest.fixture(autouse=True)

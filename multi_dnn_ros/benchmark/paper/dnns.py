@@ -1,4 +1,4 @@
-"""Prepares the DNNs of one process for a condition and returns the loop that runs them."""
+"""The DNNs of one process: built, prepared for a condition, and put into the loop that runs them."""
 
 from __future__ import annotations
 
@@ -87,34 +87,59 @@ def make_loop(work: Work) -> Loop:
     condition = work.condition
     if condition.layout == "processes":
         return _one_dnn(work, device)
+    prepared = prepare_dnns(work, device)
+    if condition.layout == "shared_queue":
+        chains, inputs = [dnn.chains[1] for dnn in prepared], [dnn.inputs for dnn in prepared]
+        return shared_queue_loop(chains, inputs, partial(own_stream, work, device))
+    cameras = iter(f"camera{number}" for number in range(len(work.networks)))
+    tasks = [
+        make_task(
+            f"dnn{number}",
+            [next(cameras) for _ in range(dnn.count)],
+            dnn.chains,
+            dnn.inputs,
+            dnn.state,
+            sms=work.sms or 0,
+        )
+        for number, dnn in enumerate(prepared)
+    ]
+    return engine_loop(tasks, device)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A DNN for `count` cameras. chains: its prepared stages by batch size. inputs: of one image, on the device.
+    state: of the backend, see dnn_state().
+    """
+
+    count: int
+    chains: dict[int, tuple[Stage, ...]]
+    inputs: Tensors
+    state: Shared
+
+
+def prepare_dnns(work: Work, device: torch.device) -> list[Prepared]:
+    """Each DNN with its own weights; with a batched condition one DNN for all that have the same network."""
+    condition = work.condition
     kinds = [(network, work.networks.count(network)) for network in dict.fromkeys(work.networks)]
     if not condition.batched:
         kinds = [(network, 1) for network in work.networks]
-    built = {network: _cut(work, network, count) for network, count in kinds}
-    names = iter(f"camera{number}" for number in range(len(work.networks)))
+    built = {network: _cut(work, network, count) for network, count in dict.fromkeys(kinds)}
     execution, precision = condition.execution, condition.precision_on(device)
     # fp32 follows the process's TF32 setting, as in the conditions without a backend.
     precision = "auto" if precision == "fp32" or execution == "eager" else precision
-    prepared: list[tuple[dict[int, tuple[Stage, ...]], Tensors, Shared]] = []
+    prepared: list[Prepared] = []
     in_engine = condition.layout != "shared_queue"
-    with _own_stream(work, device):
-        for network, _ in kinds:
+    with own_stream(work, device):
+        for network, count in kinds:
             chains, image = copy.deepcopy(built[network])
             backend = choose_backend(execution, device, precision, single_launch=in_engine)
-            state = dnn_state(device) if in_engine else Shared()
-            tolerance = PRECISIONS[precision].tolerance(device)
+            state, tolerance = dnn_state(device) if in_engine else Shared(), PRECISIONS[precision].tolerance(device)
             ready = prepare_batches(backend, chains, (image,), device, tolerance, state)
-            prepared.append((ready, (image.to(device),), state))
+            prepared.append(Prepared(count, ready, (image.to(device),), state))
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-    if condition.layout == "shared_queue":
-        chains_of_dnns, inputs = [ready[1] for ready, _, _ in prepared], [each for _, each, _ in prepared]
-        return shared_queue_loop(chains_of_dnns, inputs, partial(_own_stream, work, device))
-    tasks = [
-        make_task(f"dnn{number}", [next(names) for _ in range(count)], *each, sms=work.sms or 0)
-        for number, ((_, count), each) in enumerate(zip(kinds, prepared, strict=True))
-    ]
-    return engine_loop(tasks, device)
+    return prepared
 
 
 def _cut(work: Work, network: Network, count: int) -> tuple[dict[int, tuple[GraphStage, ...]], torch.Tensor]:
@@ -128,7 +153,7 @@ def _cut(work: Work, network: Network, count: int) -> tuple[dict[int, tuple[Grap
     return chains, image
 
 
-def _own_stream(work: Work, device: torch.device) -> AbstractContextManager[Any]:
+def own_stream(work: Work, device: torch.device) -> AbstractContextManager[Any]:
     """Context that computes on a new stream of the share; no effect on a CPU."""
     if device.type != "cuda":
         return nullcontext()
