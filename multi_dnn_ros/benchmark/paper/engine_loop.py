@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.captured_network import as_network
 from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.static_stages import single_launches
@@ -57,6 +57,16 @@ def make_task(
         task, stages=chains[1], batches={size: chain for size, chain in chains.items() if size > 1},
         single_launch=single_launches(chains),
     )  # fmt: skip
+
+
+def bare_launch(chain: tuple[Stage, ...], inputs: Tensors) -> Callable[[], object]:
+    """Launches what the engine would launch for a frame, on the current stream; on a CPU it computes the frame."""
+    if inputs[0].is_cuda:
+        network = as_network(chain, 1, _no_outputs)
+        memory = getattr(network, "inputs", inputs)
+        return lambda: network.launch(memory)
+    whole = single_launches({1: chain}).get(1)
+    return (lambda: run_stages(chain, inputs)) if whole is None else (lambda: whole(inputs))
 
 
 def _no_outputs(outputs: Tensors) -> Tensors:

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from multi_dnn_ros.backends import run_stages
-from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.paper.dnns import Prepared, Work, own_stream, prepare_dnns
-from multi_dnn_ros.benchmark.paper.engine_loop import make_task, running_engine
+from multi_dnn_ros.benchmark.paper.engine_loop import bare_launch, make_task, running_engine
 from multi_dnn_ros.common.reporting import table, three_digits
 from multi_dnn_ros.pipeline.choices import default_workers
 
@@ -85,17 +83,17 @@ def _bare_loop(work: Work, dnns: Sequence[Prepared], device: torch.device, secon
     end_s = time.monotonic() + seconds
 
     def loop(served: Sequence[Prepared]) -> int:
-        launches = [single_launches({1: dnn.chains[1]}).get(1) for dnn in served]
+        launches = [bare_launch(dnn.chains[1], dnn.inputs) for dnn in served]
         streams, frames = [own_stream(work, device) for _ in served], 0
         events = [torch.cuda.Event() if device.type == "cuda" else None for _ in served]
         with torch.inference_mode():
             while time.monotonic() < end_s:
-                for dnn, launch, stream, event in zip(served, launches, streams, events, strict=True):
+                for launch, stream, event in zip(launches, streams, events, strict=True):
                     if event is not None and not event.query():
                         continue
                     with ExitStack() as stack:
                         stack.enter_context(stream)
-                        launch(dnn.inputs) if launch is not None else run_stages(dnn.chains[1], dnn.inputs)
+                        launch()
                         if event is not None:
                             event.record()
                     frames += 1
