@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,10 @@ import torch
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.gates import Gate
+
+# Give each stream of a GPU a hardware queue of its own, up to 32. By default there are 8, and streams that share one wait
+# for each other: an important frame behind a closed gate would wait for itself. CUDA reads it when it is initialized.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Tensors = tuple[torch.Tensor, ...]
 Stage = Callable[[Tensors], Tensors]

@@ -7,7 +7,6 @@ measured; a closed one occupies no SM (H200, FACTS 16).
 from __future__ import annotations
 
 import ctypes
-import os
 
 import torch
 
@@ -50,11 +49,3 @@ class Gate:
             check(driver().cuStreamWaitValue32_v2(handle, address, ctypes.c_uint32(_OPEN), ctypes.c_uint(_EQUAL)))
         except (RuntimeError, AttributeError) as error:
             raise GateError(f"no gate in a CUDA graph: {error}") from error
-
-
-def allow_many_streams() -> None:
-    """Give each stream a hardware queue of its own, up to 32, before CUDA is initialized in this process.
-
-    By default there are 8: streams that share one wait for each other, also at a closed gate.
-    """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.capture import capture_on
 from multi_dnn_ros.backends.captured_network import CapturedNetwork, Network, as_network
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
-from multi_dnn_ros.backends.gates import Gate, allow_many_streams
+from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
 from multi_dnn_ros.backends.precision import PRECISIONS
@@ -57,7 +57,6 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     headers of the model files; load all DNNs; prepare them, which takes the most time. An error in the first step is a
     ConfigError, one in the second a ModelError; each lists all problems of its step. The third step raises ConfigError.
     """
-    allow_many_streams()
     findings = check_settings(config)
     if findings.problems:
         raise ConfigError("\n".join(findings.problems))
