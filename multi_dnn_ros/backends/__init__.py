@@ -13,8 +13,8 @@ import torch
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.gates import Gate
 
-# Give each stream of a GPU a hardware queue of its own, up to 32. By default there are 8, and streams that share one wait
-# for each other: an important frame behind a closed gate would wait for itself. CUDA reads it when it is initialized.
+# Hardware queues of a GPU, at most 32, by default 8, read when CUDA is initialized. Streams that share one wait for each
+# other, also for a closed gate.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Tensors = tuple[torch.Tensor, ...]

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import Policy
@@ -15,9 +15,11 @@ from multi_dnn_ros.engine.task import DnnTask
 
 log = logging.getLogger(__name__)
 
-#: A gate that was closed for this long is opened: a frame that is held back for so long has lost its use, and the one
-#: that it waits for may itself wait for it (the streams of a GPU share a few hardware queues).
+#: A frame that was held back for this long goes on: it has lost its use otherwise.
 TIME_LIMIT_S = 1.0
+#: A frame that holds others back and takes this many times as long as alone (seconds, if that is unknown), and at least
+#: so many seconds, waits for them itself: streams share hardware queues, and a closed gate in one blocks what is behind it.
+_TIMES_ALONE, _UNKNOWN_S, _BLOCKED_S = 10, 0.05, 0.1
 
 
 class Gates:
@@ -26,19 +28,30 @@ class Gates:
     A frame that the policy puts before launched ones closes their gates when it starts: they stop after the segment
     that they are in, and go on when it has ended. One whose gate is closed may be launched all the same; it waits on
     the GPU.
+
+    on_blocked: called with the name of a DNN whose frame cannot go on because of the gates that it has closed. They are
+    then opened; its next frames should be launched on another stream.
     """
 
-    def __init__(self, tasks: Sequence[DnnTask], policy: Policy, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[DnnTask],
+        policy: Policy,
+        clock: Callable[[], int],
+        on_blocked: Callable[[str], None] = lambda dnn: None,
+    ) -> None:
         self._gates = {task.name: task.gate for task in tasks if task.gate is not None}
         self._policy = policy
         self._clock = clock
+        self._on_blocked = on_blocked
         self._lock = threading.Lock()
         self._launched: dict[str, deque[Inference]] = {task.name: deque() for task in tasks}
         self._is_preemptive = bool(self._gates) and any(
             policy.may_overtake(other, task) for other in tasks for task in tasks if other is not task
         )
         self._closed_at: dict[str, float] = {}
-        self._exempt: set[int] = set()  # ids of inferences that were held back for too long
+        self._began_s: dict[int, float] = {}  # by id of a launched inference
+        self._exempt: set[int] = set()  # ids of inferences that were held back for too long, or hold back no others
         self._stopped = threading.Event()
         self._watch: threading.Thread | None = None
         #: How often a gate was opened because of the time limit.
@@ -55,6 +68,7 @@ class Gates:
         """The inference is about to be launched."""
         with self._lock:
             self._launched[inference.task.name].append(inference)
+            self._began_s[id(inference)] = time.monotonic()
             if self._is_preemptive:
                 self._decide()
 
@@ -65,6 +79,7 @@ class Gates:
             if inference in launched:
                 launched.remove(inference)
             self._exempt.discard(id(inference))
+            self._began_s.pop(id(inference), None)
             if self._is_preemptive or self._closed_at:
                 self._decide()
 
@@ -94,12 +109,7 @@ class Gates:
         first = {dnn: launched[0] for dnn, launched in self._launched.items() if launched}
         for dnn, gate in self._gates.items():
             held = first.get(dnn)
-            closed = (
-                self._is_preemptive
-                and held is not None
-                and id(held) not in self._exempt
-                and any(self._policy.holds_back(other, held, now_ns) for other in first.values() if other is not held)
-            )
+            closed = self._is_preemptive and held is not None and self._is_held_back(held, first.values(), now_ns)
             if closed == gate.is_open:
                 gate.is_open = not closed
                 if closed:
@@ -108,24 +118,42 @@ class Gates:
                 else:
                     self._closed_at.pop(dnn, None)
 
+    def _is_held_back(self, held: Inference, launched: Iterable[Inference], now_ns: int) -> bool:
+        return id(held) not in self._exempt and any(
+            other is not held and id(other) not in self._exempt and self._policy.holds_back(other, held, now_ns)
+            for other in launched
+        )
+
     def _start_watch(self) -> None:
         if self._watch is None:
             self._watch = threading.Thread(target=self._open_overdue, name="gates", daemon=True)
             self._watch.start()
 
     def _open_overdue(self) -> None:
-        while not self._stopped.wait(TIME_LIMIT_S / 4):
-            overdue = []
+        while not self._stopped.wait(_BLOCKED_S / 2):
             with self._lock:
-                for dnn, since in list(self._closed_at.items()):
-                    if time.monotonic() - since > TIME_LIMIT_S:
-                        overdue.append(dnn)
-                        self.forced += 1
-                        self._exempt.update(id(inference) for inference in self._launched[dnn])
-                if overdue:
+                now_s = time.monotonic()
+                overdue = [dnn for dnn, since_s in self._closed_at.items() if now_s - since_s > TIME_LIMIT_S]
+                blocked = [dnn for dnn, launched in self._launched.items() if launched and self._closed_at
+                           and self._is_blocked(launched[0], now_s)]  # fmt: skip
+                for dnn in (*overdue, *blocked):
+                    self.forced += 1
+                    self._exempt.update(id(inference) for inference in self._launched[dnn])
+                if overdue or blocked:
                     self._decide()
             for dnn in overdue:
                 log.warning(
                     "DNN %s was held back by more important frames for %g s and now goes on (%d times so far)",
                     dnn, TIME_LIMIT_S, self.forced,
                 )  # fmt: skip
+            for dnn in blocked:
+                log.warning("DNN %s shared a hardware queue with one that it held back; it gets another stream", dnn)
+                self._on_blocked(dnn)
+
+    def _is_blocked(self, inference: Inference, now_s: float) -> bool:
+        remaining_ns = inference.task.remaining_ns
+        if id(inference) in self._exempt or inference.task.name in self._closed_at:
+            return False
+        alone_s = _UNKNOWN_S if remaining_ns is None else remaining_ns[0] / 1e9
+        limit_s = max(_BLOCKED_S, _TIMES_ALONE * alone_s)
+        return now_s - self._began_s[id(inference)] > limit_s

@@ -135,7 +135,7 @@ class GpuRunner(threading.Thread):
         self._observer = observer
         self._dnns = dnns
         tasks = [dnn.task for dnn in dnns()]
-        self._gates = Gates(tasks, policy, clock)
+        self._gates = Gates(tasks, policy, clock, self._change_stream)
         self._states = {task.name: _Stream(device) for task in tasks}
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._priorities = stream_priorities(task.priority for task in tasks)
@@ -327,14 +327,19 @@ class GpuRunner(threading.Thread):
         task = inference.task
         # A frame may have been taken before its DNN's priority changed; streams on a share of the SMs have no priority.
         key = task.name, task.sms, 0 if task.sms else self._priorities.get(inference.priority, 0)
-        if key not in self._streams:
-            self._streams[key] = make_stream(self._device, task.sms, key[2])
-        stream = self._streams[key]
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = make_stream(self._device, task.sms, key[2])
         torch.cuda.set_stream(stream)
         if stream is not state.stream:
             if state.last is not None:
                 stream.wait_event(state.last)
             state.stream = stream
+
+    def _change_stream(self, dnn: str) -> None:
+        """Launch the DNN's next frames on another stream."""
+        for key in [key for key in self._streams if key[0] == dnn]:
+            self._streams.pop(key, None)
 
     def _fail(self, inference: Inference, error: BaseException) -> None:
         if is_device_failure(error):

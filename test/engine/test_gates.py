@@ -113,6 +113,27 @@ def test_a_gate_that_stays_closed_is_opened_after_the_time_limit(monkeypatch, ca
     assert low.gate.is_open
 
 
+def test_a_frame_that_its_own_gates_block_opens_them_and_gets_another_stream() -> None:
+    """Its stream and a held one share a hardware queue."""
+    low, high = (
+        task(name, jobs=1, on_gpu=True, priority=priority, gate=Word(), remaining_ns=(1_000_000,))
+        for name, priority in (("low", 0), ("high", 1))
+    )
+    changed: list[str] = []
+    gates = Gates([low, high], make_policy("priority", 10**12), FakeClock(), changed.append)
+    gates.begin(of(low))
+    blocked = of(high)
+    gates.begin(blocked)
+    assert not low.gate.is_open
+    until(lambda: low.gate.is_open)
+    until(lambda: changed)
+    assert changed == ["high"]
+    gates.end(blocked)
+    gates.begin(of(high))  # the next frame holds the others back again
+    assert not low.gate.is_open
+    gates.stop()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_engine_opens_the_gates_when_its_important_frame_ends(
     start: Callable[..., Engine], recorder, monkeypatch: pytest.MonkeyPatch, fails: bool

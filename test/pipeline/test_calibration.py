@@ -12,14 +12,14 @@ from multi_dnn_ros.pipeline.calibration import MIN_IMAGES, CalibrationError, cal
 from multi_dnn_ros.vision.preprocess import Preprocess, WindowPreprocess
 from multi_dnn_ros.vision.view import View
 
-VIEW = View(crop=(480, 200, 320, 192), columns=2, where="parameter dnn.far.crop")
+VIEW = View(crop=(480, 200, 320, 192), where="parameter dnn.far.crop")
 SEEN = WindowPreprocess(Preprocess(48, 32), VIEW)
 
 
 def test_the_images_of_the_package_are_enlarged_to_the_crop() -> None:
     inputs = calibration_inputs("", SEEN, VIEW.enlarge_to_min)
     assert len(inputs) >= MIN_IMAGES
-    assert {tuple(tensor.shape) for (tensor,) in inputs} == {(2, 3, 32, 48)}
+    assert {tuple(tensor.shape) for (tensor,) in inputs} == {(1, 3, 32, 48)}
 
 
 def test_an_image_that_does_not_contain_the_crop_is_named(tmp_path: Path) -> None:

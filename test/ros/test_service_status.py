@@ -107,10 +107,14 @@ def test_a_manager_that_does_not_read_does_not_block_the_service(systemd: System
 
 @pytest.mark.parametrize(
     ("period_us", "pid", "watchdog_s"),
-    [("10000000", "", 10.0), ("10000000", str(os.getpid()), 10.0), ("10000000", "1", None), ("soon", "", None)],
+    [("10000000", "", 10.0), ("10000000", "own", 10.0), ("10000000", "1", None), ("soon", "", None)],
 )
 def test_the_period_of_the_watchdog(period_us: str, pid: str, watchdog_s: float | None) -> None:
-    environment = {"NOTIFY_SOCKET": "@somewhere", "WATCHDOG_USEC": period_us, "WATCHDOG_PID": pid}
+    environment = {
+        "NOTIFY_SOCKET": "@somewhere",
+        "WATCHDOG_USEC": period_us,
+        "WATCHDOG_PID": str(os.getpid()) if pid == "own" else pid,
+    }
     manager = ServiceManager.from_environment(environment)
     assert manager is not None
     assert manager.watchdog_s == watchdog_s
