@@ -13,8 +13,8 @@ import torch
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.gates import Gate
 
-# Hardware queues of a GPU, at most 32, by default 8, read when CUDA is initialized. Streams that share one wait for each
-# other, also for a closed gate.
+# Hardware queues of a GPU, at most 32, by default 8; read when CUDA is initialized. Streams that share one wait for one
+# another, also at a closed gate.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Tensors = tuple[torch.Tensor, ...]
