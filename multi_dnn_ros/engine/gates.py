@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 #: A frame that was held back for this long goes on: it has lost its use otherwise.
 TIME_LIMIT_S = 1.0
-#: A frame that holds others back and takes this many times as long as alone (by default so many seconds), and at least so
-#: many seconds, waits for them itself: streams share hardware queues, and a closed gate blocks what is behind it in one.
+#: A frame that holds others back and takes this many times as long as alone (if unknown, so many seconds), and at least
+#: so many seconds, waits for them itself: streams share hardware queues, and a closed gate blocks what is behind it.
 _TIMES_ALONE, _UNKNOWN_S, _BLOCKED_S = 10, 0.05, 0.1
 
 

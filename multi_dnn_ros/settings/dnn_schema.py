@@ -165,8 +165,7 @@ class DnnConfig(Section):
     capture_preprocess: bool = Field(
         True,
         description="Whether to capture the preprocessing as a CUDA graph too, after the first frame of each image "
-        "size; all DNNs of the GPU pause meanwhile. Has an effect only on a GPU with backend cuda_graph or inductor, "
-        "and if a frame is never put into a batch (max_batch).",
+        "size; all DNNs of the GPU pause meanwhile. Has an effect only on a GPU with backend cuda_graph or inductor.",
     )
     sms: int = Field(
         0,

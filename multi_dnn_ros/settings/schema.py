@@ -43,8 +43,8 @@ class NodeConfig(Section):
         0,
         ge=0,
         le=16,
-        description="Number of worker threads, which run the jobs on a CPU or launch them on a GPU. 0: on a CPU one "
-        "per core, but at most one per DNN; on a GPU one.",
+        description="Maximum number of jobs that run at the same time on a CPU. 0: one per core, but at most one per "
+        "DNN. No effect on a GPU, where one thread launches the frames of all DNNs.",
     )
     cpu_threads: int = Field(
         0,
