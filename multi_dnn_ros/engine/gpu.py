@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 AHEAD = 2
 #: How often the thread looks whether an inference has ended. A blocking event wakes a thread 100 us after the end.
 _POLL_S = 40e-6
+#: It begins to look after this share of the shortest of the DNN's last _RECENT inferences: each look takes the GIL, for
+#: which a thread that decodes outputs then waits.
+_ASLEEP, _RECENT = 0.7, 4
 #: After this many polls without an end, the events are asked whether the device has failed: a failed one ends nothing.
 _POLLS_PER_CHECK = 250
 #: Maximum number of image sizes per DNN whose preprocessing is captured; a camera has one or a few.
@@ -64,16 +68,20 @@ class LaunchedDnn(Protocol):
 
 
 class _Launched:
-    """An inference on the GPU. began, ended: events around the network. number: in `done` once the outputs arrived."""
+    """An inference on the GPU. began, ended: events around the network. number: in `done` once the outputs arrived.
+    expected_s: on the clock of time.monotonic; it will not have ended much earlier.
+    """
 
     def __init__(
-        self, network: Network, began: torch.cuda.Event, ended: torch.cuda.Event, host: torch.Tensor, number: int
-    ) -> None:
+        self, network: Network, began: torch.cuda.Event, ended: torch.cuda.Event, host: torch.Tensor, number: int,
+        expected_s: float,
+    ) -> None:  # fmt: skip
         self.network = network
         self.began = began
         self.ended = ended
         self.host = host
         self.number = number
+        self.expected_s = expected_s
 
 
 class _Stream:
@@ -90,6 +98,7 @@ class _Stream:
         self.attempts_left: dict[tuple[int, int], int] = {}  # by image size; 0: captured or given up
         self.done = enqueue_on(device).counter()
         self.launched = 0
+        self.recent_ns: deque[int] = deque(maxlen=_RECENT)  # times of the last inferences on the GPU
         self._free: list[torch.cuda.Event] = []
 
     def record(self) -> torch.cuda.Event:
@@ -116,8 +125,8 @@ class GpuRunner(threading.Thread):
     have the priorities of the DNNs, or are restricted to the DNN's share of the SMs.
 
     All calls of CUDA come from this thread, so that no launch waits for the GIL because another one is waiting for it.
-    While something runs, it looks for ends every _POLL_S: the GPU writes the number of each finished inference into
-    memory of the host. While nothing runs, it sleeps.
+    While an inference is about to end, it looks for that every _POLL_S: the GPU writes the number of each finished
+    inference into memory of the host. Otherwise it sleeps.
     """
 
     def __init__(
@@ -206,9 +215,11 @@ class GpuRunner(threading.Thread):
             if started or ended:
                 idle_polls = 0
                 continue
-            if any(state.in_flight for state in self._states.values()):
+            launched = [state.in_flight[0].launched for state in self._states.values() if state.in_flight]
+            if launched:
                 idle_polls = idle_polls + 1 if idle_polls < _POLLS_PER_CHECK else 0
-                self._sleep(_POLL_S)
+                first_s = min(0.0 if each is None else each.expected_s for each in launched)
+                self._sleep(max(_POLL_S, first_s - time.monotonic()))
             elif self._closed:
                 return
             else:
@@ -262,7 +273,8 @@ class GpuRunner(threading.Thread):
         host = state.host_copies.start(packed)
         state.launched += 1
         state.done.write(state.launched)
-        return _Launched(network, began, ended, host, state.launched)
+        expected_s = time.monotonic() + _ASLEEP * min(state.recent_ns, default=0) / 1e9
+        return _Launched(network, began, ended, host, state.launched, expected_s)
 
     def _finish_ended(self, *, check: bool) -> bool:
         """Pass the inferences that have ended to their DNNs. check: whether to look for a failed device.
@@ -287,6 +299,7 @@ class GpuRunner(threading.Thread):
                 self._gates.end(inference)
                 if launched is not None and inference.drop_cause is None:
                     inference.compute_ns = int(launched.began.elapsed_time(launched.ended) * 1e6)
+                    state.recent_ns.append(inference.compute_ns)
                     inference.rows = launched.network.unpack(launched.host)
                     state.release(launched)
                 inference.launched = None
