@@ -17,6 +17,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
         warnings = [text for device in devices if (text := busy_warning(torch.device(device.id)))]
         with torch_threads(threads), progress_bar("devices", "step") as progress:
             devices, links = measure_devices(devices, progress)
-    for device in devices:
-        _print(device)
+    _print(devices)
     if links:
         print(rows_table([{"from": link.source, "to": link.target, "reads the other's memory": link.peer_access,
                            "GB/s": link.bytes_per_s and link.bytes_per_s / 1e9} for link in links]))  # fmt: skip
@@ -71,20 +71,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(device: Device) -> None:
-    """One device: what it is, what was measured, and its backends."""
-    print(f"{device.id}: {device.name}, {device.memory_bytes / 2**30:.1f} GiB, {device.cores_or_sms} cores or SMs"
-          f"{''.join(f', {feature}' for feature in device.features)}\n")  # fmt: skip
+def _print(devices: Sequence[Device]) -> None:
+    """What the devices are, what was measured, their backends, and what does not work."""
+    named = [
+        {"device": device.id, "name": device.name, "memory, GiB": device.memory_bytes / 2**30,
+         "cores or SMs": device.cores_or_sms, "has": ", ".join(device.features)}
+        for device in devices
+    ]  # fmt: skip
+    print(f"{rows_table(named)}\n")
+    speeds = [rates for device in devices if (rates := _rates(device))]
+    if speeds:
+        print(f"{rows_table(speeds)}\n")
+    rows, reasons = [], []
+    for device in devices:
+        reasons += [f"{device.id}, {name}, not measured: {text}" for name, text in device.not_measured.items()]
+        for backend in device.backends:
+            precisions = ", ".join(backend.precisions) or "-"
+            rows.append({"device": device.id, "backend": backend.name, "version": backend.version,
+                         "precisions": precisions})  # fmt: skip
+            if backend.problem:
+                reasons.append(f"{device.id}, {backend.name}: {backend.problem}")
+            else:
+                reasons += [f"{device.id}, {backend.name}, {name}: {text}" for name, text in backend.refused.items()]
+    print(rows_table(rows), "\nDoes not work:", *(f"  {reason}" for reason in reasons), sep="\n")
+
+
+def _rates(device: Device) -> dict[str, Any]:
+    """The measured speeds of a device; empty if nothing was measured."""
     rates = {f"{name}, T{'OP' if name == 'int8' else 'FLOP'}/s": ops / 1e12 for name, ops in device.ops_per_s.items()}
     for name in ("bytes_per_s", "from_host_bytes_per_s", "to_host_bytes_per_s"):
         if (measured := getattr(device, name)) is not None:
-            rates[f"{name.removesuffix('bytes_per_s') or 'memory '}GB/s"] = measured / 1e9
-    if rates:
-        print(f"{rows_table([rates])}\n")
-    rows, reasons = [], [f"{name} is not measured: {text}" for name, text in device.not_measured.items()]
-    for backend in device.backends:
-        rows.append({"device": device.id, "backend": backend.name, "version": backend.version,
-                     "precisions": backend.precisions})  # fmt: skip
-        refused = [f"{precision}: {text}" for precision, text in backend.refused.items()]
-        reasons += [f"{backend.name}: {text}" for text in ([backend.problem] if backend.problem else refused)]
-    print(rows_table(rows) + "".join(f"\n  {reason}" for reason in reasons), end="\n\n")
+            rates[f"{name.removesuffix('bytes_per_s').replace('_', ' ') or 'memory '}GB/s"] = measured / 1e9
+    return {"device": device.id, **rates} if rates else {}

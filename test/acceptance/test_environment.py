@@ -83,7 +83,8 @@ def test_the_node_asks_no_name_server(tmp_path: Path) -> None:
     )
     assert "active" in done.stderr, done.stderr
     assert log.read_text() == ""
-    assert {path.name for path in (tmp_path / "cache").iterdir()} <= _CACHES
+    cache = tmp_path / "cache"
+    assert {path.name for path in cache.iterdir()} <= _CACHES if cache.exists() else True
 
 
 @namespaces
