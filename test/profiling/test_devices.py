@@ -168,7 +168,7 @@ def test_the_table_has_links_and_what_was_not_measured(
     file = tmp_path / "devices.json"
     assert main(["devices", "--json", str(file)]) == 0
     output = capsys.readouterr().out
-    for text in ("fp32 is not measured: not enough free memory", "warning: cuda:0 is busy", "a GPU", " 150 ", " 365 "):
+    for text in ("fp32, not measured: not enough free memory", "warning: cuda:0 is busy", "a GPU", " 150 ", " 365 "):
         assert text in output
     content = json.loads(file.read_text())
     assert content["links"][1]["bytes_per_s"] == 3.65e11
