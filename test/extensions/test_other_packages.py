@@ -65,7 +65,7 @@ def test_the_node_serves_another_packages_extensions(domain: int, tmp_path: Path
 #: What cannot be used of package `broken-extension`.
 BROKEN = (
     "decoder 'yolo'", "decoder 'absent'", "decoder 'number'", "backend 'nameless'",
-    "result kind 'lanes'", "result kind 'other_name'",
+    "result kind 'other_name'",
 )  # fmt: skip
 
 
