@@ -110,5 +110,5 @@ class CpuRunner:
 def _rows(outputs: Tensors, count: int) -> list[Tensors]:
     """The outputs of each of `count` images; without the padding."""
     if count == 1:
-        return [tuple(tensor[:1] for tensor in outputs) if len(outputs[0]) > 1 else outputs]
+        return [outputs]
     return list(zip(*(tensor.split(1) for tensor in outputs), strict=True))[:count]
