@@ -181,9 +181,11 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
 
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
-    from matplotlib.figure import Figure
-
+    from multi_dnn_ros.common.extras import optional
     from multi_dnn_ros.common.reporting import write_figure
+
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.4 * len(fleets) + 1.4, 4.2), layout="constrained")
     row = figure.subplots(1, len(fleets), sharex=True, sharey=True, squeeze=False)[0]

@@ -1,7 +1,8 @@
 """The built-in networks still find on generated roads what `expected_results.json` lists.
 
 Boxes agree within 0.5 px, lane lines within 1 px, because a faster decoder must not find anything else. The file was
-written by the decoders of version 0.1.0, before their CPU time was reduced.
+written by the decoders of version 0.1.0, before their CPU time was reduced; its lane lines by the line finder that
+followed.
 """
 
 from __future__ import annotations
