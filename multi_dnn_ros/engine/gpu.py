@@ -168,8 +168,12 @@ class GpuRunner(threading.Thread):
 
         def decode() -> None:
             with contextlib.suppress(Exception), self._capturing:  # raised again when the frame is launched
-                torch.cuda.set_device(self._device)
-                frame.decode_for(self._device)
+                self._observer.image_began()
+                try:
+                    torch.cuda.set_device(self._device)
+                    frame.decode_for(self._device)
+                finally:
+                    self._observer.image_ended()
             pass_on(frame)
 
         self._decoding.submit(decode)

@@ -23,6 +23,14 @@ class Observer(Protocol):
         """
         ...
 
+    def image_began(self) -> None:
+        """Decoding of a JPEG file on a GPU starts; one at a time."""
+        ...
+
+    def image_ended(self) -> None:
+        """Decoding of the JPEG file has ended."""
+        ...
+
     def device_failed(self, dnn: str, error: BaseException) -> None:
         """A job of the DNN, its outputs or its image raised an error that :func:`is_device_failure` recognizes.
 
@@ -38,6 +46,12 @@ class NullObserver:
         pass
 
     def ended(self, dnn: str) -> None:
+        pass
+
+    def image_began(self) -> None:
+        pass
+
+    def image_ended(self) -> None:
         pass
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
