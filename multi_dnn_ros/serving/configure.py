@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
-import pickle
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pickle import Pickler
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +131,7 @@ class _TorchObjectError(Exception):
     """The message is the name of the object or of its type."""
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(Pickler):
     def persistent_id(self, pickled: Any) -> None:
         """Called by pickle with every object, class and function before it is pickled."""
         module = getattr(pickled, "__module__", None)
