@@ -39,6 +39,8 @@ _POLL_S = 40e-6
 _ASLEEP, _RECENT = 0.7, 4
 #: After this many polls without an end, the events are asked whether the device has failed: a failed one ends nothing.
 _POLLS_PER_CHECK = 250
+#: Inferences are numbered from 0 to this, and again.
+_NUMBERS = 2**31
 #: Maximum number of image sizes per DNN whose preprocessing is captured; a camera has one or a few.
 _MAX_SIZES = 16
 #: A busy device may succeed later, but every attempt delays all DNNs.
@@ -82,6 +84,10 @@ class _Launched:
         self.host = host
         self.number = number
         self.expected_s = expected_s
+
+    def is_done(self, number: int) -> bool:
+        """Whether the outputs have arrived. number: of the inference that was the last to end."""
+        return (number - self.number) % _NUMBERS < _NUMBERS // 2
 
 
 class _Stream:
@@ -176,7 +182,10 @@ class GpuRunner(threading.Thread):
                     self._observer.image_ended()
             pass_on(frame)
 
-        self._decoding.submit(decode)
+        try:
+            self._decoding.submit(decode)
+        except RuntimeError:  # the engine has stopped: the DNNs drop the frame
+            pass_on(frame)
 
     def wake(self) -> None:
         """A frame waits."""
@@ -275,7 +284,7 @@ class GpuRunner(threading.Thread):
         packed = network.launch(inputs)
         ended = state.record()
         host = state.host_copies.start(packed)
-        state.launched += 1
+        state.launched = (state.launched + 1) % _NUMBERS
         state.done.write(state.launched)
         expected_s = time.monotonic() + _ASLEEP * min(state.recent_ns, default=0) / 1e9
         return _Launched(network, began, ended, host, state.launched, expected_s)
@@ -291,21 +300,20 @@ class GpuRunner(threading.Thread):
             while state.in_flight:
                 inference = state.in_flight[0]
                 launched: _Launched | None = inference.launched
-                if launched is not None and state.done.value < launched.number:
-                    if not check:
+                try:
+                    if launched is not None and not launched.is_done(state.done.value):
+                        if check:
+                            launched.ended.query()
                         break
-                    try:
-                        launched.ended.query()
-                        break
-                    except RuntimeError as error:  # kernel failures surface here
-                        self._fail(inference, error)
+                    if launched is not None:
+                        inference.compute_ns = int(launched.began.elapsed_time(launched.ended) * 1e6)
+                        state.recent_ns.append(inference.compute_ns)
+                        inference.rows = launched.network.unpack(launched.host)
+                        state.release(launched)
+                except RuntimeError as error:  # kernel failures surface here
+                    self._fail(inference, error)
                 state.in_flight.popleft()
                 self._gates.end(inference)
-                if launched is not None and inference.drop_cause is None:
-                    inference.compute_ns = int(launched.began.elapsed_time(launched.ended) * 1e6)
-                    state.recent_ns.append(inference.compute_ns)
-                    inference.rows = launched.network.unpack(launched.host)
-                    state.release(launched)
                 inference.launched = None
                 self._observer.ended(dnn.task.name)
                 dnn.finished(inference)

@@ -159,3 +159,6 @@ def test_decoding_of_a_jpeg_file_on_a_gpu_is_observed(monkeypatch: pytest.Monkey
     assert engine.stop(WAIT) == []
     assert decoded == ["front"]
     assert observed.events[:3] == [("image began", ""), ("image ended", ""), ("began", "a")]
+    stopped = frame()
+    engine.offer(stopped)  # after the end, it is dropped and no error
+    assert [drop.frame for drop in recorder.drops] == [stopped]

@@ -54,7 +54,7 @@ class Counter:
     @property
     def value(self) -> int:
         now = time.perf_counter()
-        return max(value for at, value in self._writes if at <= now)
+        return [value for at, value in self._writes if at <= now][-1]
 
     def write(self, value: int) -> None:
         self._writes = [*self._writes[-4:], (self._gpu.stream.until, value)]
