@@ -111,7 +111,8 @@ def _timed_rows(task: DnnTask, inputs: Tensors, batch: int, device: torch.device
 
     if not task.networks:
         jobs_ms = timed_ms([partial(call, stage) for stage in task.stages_for(batch)[1]], device)
-        return [tuple(tensor[row : row + 1] for tensor in carried) for row in range(batch)], jobs_ms
+        rows = [tuple(tensor[row : row + 1] for tensor in carried) for row in range(batch)] if batch > 1 else [carried]
+        return rows, jobs_ms
     network = task.network_for(batch)
     packed: list[torch.Tensor] = []
     (ms,) = timed_ms([lambda: packed.append(network.launch(inputs))], device)
