@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD
+from multi_dnn_ros.graph.balance import balance
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
@@ -61,16 +62,19 @@ def test_another_model_has_the_default_score_threshold() -> None:
     assert dnn.decoder.score_threshold == DEFAULT_SCORE_THRESHOLD == 0.4
 
 
-def test_torchvision_detector_equals_its_own_forward() -> None:
+def test_torchvision_detector_equals_its_own_forward(tmp_path: Path) -> None:
     """Our decoder and preprocessing, compared with the model as torchvision runs it."""
     torch.manual_seed(0)
     image = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
-    dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random", score_threshold=0.005,
-                                    iou_threshold=0.55, max_detections=300))  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        reference = torchvision.models.get_model(f"{BUILDER}", weights=None, weights_backbone=None).eval()
-    reference.score_thresh, reference.nms_thresh, reference.detections_per_img = 0.005, 0.55, 300
+    reference = torchvision.models.get_model(f"{BUILDER}", weights=None, weights_backbone=None).eval()
+    # Scores far apart, as a trained one's are: which of equals come first is nobody's business.
+    balance(reference.backbone, torch.randn(1, 3, 320, 320))
+    for head in reference.head.classification_head.module_list:
+        torch.nn.init.normal_(head[-1].weight, std=12.0)
+    torch.save(reference.state_dict(), tmp_path / "detector.pt")
+    dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights=str(tmp_path / "detector.pt"),
+                                    score_threshold=0.3, iou_threshold=0.55, max_detections=300))  # fmt: skip
+    reference.score_thresh, reference.nms_thresh, reference.detections_per_img = 0.3, 0.55, 300
     with torch.inference_mode():
         expected = reference([torch.from_numpy(image).permute(2, 0, 1) / 255])[0]
     found = run(dnn, image)
