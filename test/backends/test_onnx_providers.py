@@ -282,7 +282,7 @@ def test_on_a_gpu_sessions_are_captured_and_not_the_default() -> None:
     assert backend_name("auto", GPU) == "cuda_graph"
 
 
-def test_compiled_networks_are_found_again_and_those_of_another_machine_are_named(
+def test_compiled_networks_are_found_again_but_not_on_another_machine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     import onnx
@@ -304,12 +304,6 @@ def test_compiled_networks_are_found_again_and_those_of_another_machine_are_name
         elsewhere = folder()
     assert elsewhere is not None
     assert elsewhere != first
-    (record,) = caplog.records
-    assert re.fullmatch(
-        rf"compiled networks of lane in {re.escape(str(first))} are not used: cpu is '.+' there and 'Board 9000' here",
-        record.message,
-    )
-    caplog.clear()
     facts = elsewhere / "facts.json"
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "machine": {"cpu": "Board 1"}}))
     (elsewhere / "engine").write_bytes(b"of another machine")
