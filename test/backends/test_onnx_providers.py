@@ -7,7 +7,6 @@ session of the CPU's provider that claims to be the other. GPU twin: test/gpu/ba
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -282,9 +281,7 @@ def test_on_a_gpu_sessions_are_captured_and_not_the_default() -> None:
     assert backend_name("auto", GPU) == "cuda_graph"
 
 
-def test_compiled_networks_are_found_again_but_not_on_another_machine(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_compiled_networks_are_found_again_but_not_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
 
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
@@ -299,17 +296,10 @@ def test_compiled_networks_are_found_again_but_not_on_another_machine(
     assert first == folder()
     assert first != folder("fp32")
     assert compiled_folder(model, Choice(PROVIDERS["cpu"]), SessionRequest(CPU), "lane") is None
-    with caplog.at_level(logging.WARNING):
-        monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
-        elsewhere = folder()
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
+    elsewhere = folder()
     assert elsewhere is not None
     assert elsewhere != first
-    facts = elsewhere / "facts.json"
-    facts.write_text(json.dumps({**json.loads(facts.read_text()), "machine": {"cpu": "Board 1"}}))
-    (elsewhere / "engine").write_bytes(b"of another machine")
-    assert folder() == elsewhere
-    assert "facts.json does not match the folder" in caplog.text
-    assert not (elsewhere / "engine").exists()
 
 
 def test_a_second_process_waits_while_a_provider_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
