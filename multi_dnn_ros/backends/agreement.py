@@ -51,15 +51,3 @@ def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> No
         error = float((found - wanted).abs().max())
         if error > tolerance * (_SCALE_OFFSET + scale):
             raise ValueError(f"result {index} is off by {error:.3g} on a scale of {scale:.3g}, allowed: {tolerance:g}")
-
-
-def relative_error(results: Tensors, expected: Tensors) -> float:
-    """The largest error of tensors that check_agreement() accepts, relative to the same scale of a tensor."""
-    errors = [0.0]
-    for result, right in zip(results, expected, strict=True):
-        found, wanted = result.detach().cpu().double(), right.detach().cpu().double()
-        finite = wanted.isfinite()
-        if bool(finite.any()):
-            scale = _SCALE_OFFSET + float(wanted[finite].abs().max())
-            errors.append(float((found[finite] - wanted[finite]).abs().max()) / scale)
-    return max(errors)

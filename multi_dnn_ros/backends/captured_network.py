@@ -15,6 +15,7 @@ from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.gates import Gate
+from multi_dnn_ros.backends.static_stages import copy_to, split_rows, stack_inputs
 from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
@@ -60,11 +61,10 @@ class Packing:
 
     def pack(self, outputs: Tensors) -> torch.Tensor:
         """(N,) uint8. outputs: raw, of all images."""
-        rows = [outputs] if self._batch == 1 else list(zip(*(tensor.split(1) for tensor in outputs), strict=True))
         layout: list[list[tuple[int, torch.Size, torch.dtype]]] = []
         parts: list[torch.Tensor] = []
         offset = 0
-        for row in rows:
+        for row in split_rows(outputs, self._batch):
             layout.append([])
             for tensor in row if self._reduce is None else self._reduce(row):
                 layout[-1].append((offset, tensor.shape, tensor.dtype))
@@ -100,7 +100,7 @@ class EagerNetwork:
         """See Network."""
         rows = [tuple(tensor.clone() for tensor in image) for image in images]
         rows += rows[-1:] * (self.batch - len(rows))
-        return tuple(torch.cat(tensors) for tensors in zip(*rows, strict=True))
+        return stack_inputs(rows, self._stages[0])
 
     def launch(self, inputs: Tensors) -> torch.Tensor:
         """See Network."""
@@ -180,9 +180,7 @@ class CapturedNetwork:
 
     def __call__(self, carried: Tensors) -> Tensors:
         """The raw outputs, as a stage returns them."""
-        for target, tensor in zip(self.inputs, carried, strict=True):
-            if tensor is not target:
-                target.copy_(tensor, non_blocking=True)
+        copy_to(self.inputs, carried)
         self._graph.replay()
         return self.outputs
 

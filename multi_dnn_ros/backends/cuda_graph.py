@@ -27,6 +27,7 @@ from multi_dnn_ros.backends.gates import GateError
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.green_contexts import current_sms
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
+from multi_dnn_ros.backends.static_stages import copy_to
 from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.common.error_text import summarize_error
 
@@ -176,7 +177,7 @@ class CudaGraph:
                 try:
                     check_repeatable(captured, carried)
                 finally:
-                    _copy_to(kept, captured.inputs)
+                    copy_to(captured.inputs, kept)
                 return captured
         except Exception as error:  # also out of memory: on one stream the stage may still work
             torch.cuda.synchronize(stream.device)
@@ -244,15 +245,9 @@ class Captured:
         self.outputs = self.stage(self.inputs)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        _copy_to(carried, self.inputs)
+        copy_to(self.inputs, carried)
         self._graph.replay()
         return self.outputs
-
-
-def _copy_to(carried: Tensors, targets: Tensors) -> None:
-    for target, tensor in zip(targets, carried, strict=True):
-        if tensor is not target:
-            target.copy_(tensor, non_blocking=True)
 
 
 def _make(request: BackendRequest) -> Backend:

@@ -1,17 +1,13 @@
-"""Maps the priorities of DNNs to priorities of CUDA streams, and selects a thread's current stream."""
+"""Maps the priorities of DNNs to priorities of CUDA streams, and chooses the stream of captures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Iterable
 
 import torch
 
 #: PyTorch has streams of four priorities; CUDA has more on some GPUs.
 LEVELS = 4
-
-KeyT = TypeVar("KeyT")
-StreamT = TypeVar("StreamT")
 
 
 def stream_priorities(dnn_priorities: Iterable[int]) -> dict[int, int]:
@@ -33,24 +29,3 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     if stream == torch.cuda.default_stream(device):
         return torch.cuda.Stream(device)
     return stream
-
-
-class ThreadStreams(Generic[KeyT, StreamT]):
-    """Sets the current stream of one thread.
-
-    get: returns the stream that a key has now, and keeps it alive. use: makes a stream the calling thread's current
-    one.
-    """
-
-    def __init__(self, get: Callable[[KeyT], StreamT], use: Callable[[StreamT], None]) -> None:
-        self._get = get
-        self._use = use
-        self._current: StreamT | None = None
-
-    def enter(self, key: KeyT) -> StreamT:
-        """Make the stream of `key` the current one, unless it is already; returns it."""
-        stream = self._get(key)
-        if stream is not self._current:
-            self._use(stream)
-            self._current = stream
-        return stream

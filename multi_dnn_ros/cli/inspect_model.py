@@ -2,7 +2,7 @@
 
 For a model the command shows inputs and outputs, which decoder reads the outputs and why, class names, operators, MACs
 and parameters, whether the CPU of this machine runs it, and the parameters to paste into a file for the node. If no
-decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve the model as it is.
+decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve this file.
 
 With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, and its crop.
 

@@ -55,7 +55,7 @@ class HostValue:
         self._host.numpy()[()] = value  # not by PyTorch: the tensor may have been pinned in inference mode
 
     def on(self, device: torch.device) -> Tensor:
-        """The number as a tensor () on a device. Captured in a graph, this is a copy that each launch makes anew."""
+        """The number as a tensor () on a device. In a captured graph each launch copies the current number."""
         assert self._host is not None
         if device.type == "cuda" and not self._host.is_pinned():  # in the first call, before the capture
             self._host = self._host.pin_memory()

@@ -8,7 +8,7 @@ import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_device_failure
-from multi_dnn_ros.backends.static_stages import stack_inputs
+from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.inference import STOPPED, Inference
 from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.policies import Policy
@@ -78,7 +78,7 @@ class CpuRunner:
                 begin = self._clock()
                 carried = stage(carried)
                 inference.compute_ns += self._clock() - begin
-            inference.rows = _rows(carried, sum(item.drop_cause is None for item in inference.items))
+            inference.rows = split_rows(carried, sum(item.drop_cause is None for item in inference.items))
         except BaseException as error:  # whatever error a DNN raises, the thread must continue
             if is_device_failure(error):  # of a device that a backend uses, such as an accelerator of ONNX Runtime
                 self._observer.device_failed(name, error)
@@ -105,10 +105,3 @@ class CpuRunner:
             return False
         others = [other for other in self._tasks() if other.name != task.name]
         return self._workers > len(others) or not any(self._policy.may_overtake(other, task) for other in others)
-
-
-def _rows(outputs: Tensors, count: int) -> list[Tensors]:
-    """The outputs of each of `count` images; without the padding."""
-    if count == 1:
-        return [outputs]
-    return list(zip(*(tensor.split(1) for tensor in outputs), strict=True))[:count]

@@ -1,4 +1,4 @@
-"""The thread of one DNN: starts inferences and publishes their results."""
+"""The thread of one DNN: its waiting frames become inferences, and their outputs results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DnnThread(threading.Thread):
         return True
 
     def take(self) -> Inference | None:
-        """The next inference, of the waiting frames. None if it cannot start now."""
+        """The next inference. None if no frame waits, or if as many inferences as allowed are taken."""
         if not self._frames.waiting:  # without the lock: this is asked very often
             return None
         with self._lock:

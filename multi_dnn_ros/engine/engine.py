@@ -69,18 +69,17 @@ class Engine:
         self._cpu: CpuRunner | None = None
         self._gpu: GpuRunner | None = None
         if device.type == "cpu":
-            self._cpu = CpuRunner(workers, order, lambda: [dnn.task for dnn in self._all], clock, observer)
-        self._all = [
-            DnnThread(
+            self._cpu = CpuRunner(workers, order, lambda: [dnn.task for dnn in self._dnns.values()], clock, observer)
+        self._dnns = {
+            task.name: DnnThread(
                 task, limits, callbacks, clock, observer,
                 run=None if self._cpu is None else self._cpu.run, wake=self._wake,
                 ahead=AHEAD if self._cpu is None else 1,
             )
             for task in tasks
-        ]  # fmt: skip
+        }  # fmt: skip
         if self._cpu is None:
-            self._gpu = GpuRunner(device, order, lambda: self._all, clock, observer)
-        self._dnns = {dnn.task.name: dnn for dnn in self._all}
+            self._gpu = GpuRunner(device, order, list(self._dnns.values()), clock, observer)
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._dnns_by_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
@@ -186,7 +185,7 @@ class Engine:
         return [thread.name for thread in self._threads() if thread.ident is not None and not thread.is_alive()]
 
     def _threads(self) -> list[threading.Thread]:
-        return [*self._all, *([] if self._gpu is None else [self._gpu])]
+        return [*self._dnns.values(), *([] if self._gpu is None else [self._gpu])]
 
     def _wake(self) -> None:
         if self._gpu is not None:

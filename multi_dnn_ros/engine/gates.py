@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 
 #: A frame that was held back for this long goes on: it has lost its use otherwise.
 TIME_LIMIT_S = 1.0
-#: A frame that holds others back and takes this many times as long as alone (if unknown, so many seconds), and at least
-#: so many seconds, waits for them itself: streams share hardware queues, and a closed gate blocks what is behind it.
+#: Streams share hardware queues, and a closed gate blocks all that is behind it in its queue, perhaps the frame that
+#: closed it. A frame that holds others back is blocked if it takes _TIMES_ALONE times its duration alone (_UNKNOWN_S if
+#: that was not measured), and more than _BLOCKED_S.
 _TIMES_ALONE, _UNKNOWN_S, _BLOCKED_S = 10, 0.05, 0.1
 
 
@@ -46,9 +47,7 @@ class Gates:
         self._on_blocked = on_blocked
         self._lock = threading.Lock()
         self._launched: dict[str, deque[Inference]] = {task.name: deque() for task in tasks}
-        self._is_preemptive = bool(self._gates) and any(
-            policy.may_overtake(other, task) for other in tasks for task in tasks if other is not task
-        )
+        self._is_preemptive = False  # whether a gate may have to be closed
         self._closed_at: dict[str, float] = {}
         self._began_s: dict[int, float] = {}  # by id of a launched inference
         self._exempt: set[int] = set()  # ids of inferences that were held back for too long, or hold back no others
@@ -56,6 +55,7 @@ class Gates:
         self._watch: threading.Thread | None = None
         #: How often a gate was opened because of the time limit.
         self.forced = 0
+        self.update(tasks)
 
     def update(self, tasks: Sequence[DnnTask]) -> None:
         """Priorities or deadlines have changed."""

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 
@@ -20,12 +19,12 @@ from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.backends.stream_priority import stream_priorities
+from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.gates import Gates
 from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.policies import Policy
-from multi_dnn_ros.engine.task import DnnTask
 
 log = logging.getLogger(__name__)
 
@@ -45,28 +44,6 @@ _NUMBERS = 2**31
 _MAX_SIZES = 16
 #: A busy device may succeed later, but every attempt delays all DNNs.
 _MAX_ATTEMPTS = 3
-
-
-class LaunchedDnn(Protocol):
-    """What the launching thread sees of a DNN. Its methods may be called by any thread."""
-
-    task: DnnTask
-
-    def take(self) -> Inference | None:
-        """The next inference to launch; None if no frame waits, or if as many inferences as allowed are launched."""
-        ...
-
-    def finished(self, inference: Inference) -> None:
-        """An inference has ended, with outputs or with a drop cause."""
-        ...
-
-    def delay_s(self) -> float | None:
-        """Seconds until `take` may return an inference; None: not before another frame arrives or one is finished."""
-        ...
-
-    def fail(self, message: str) -> None:
-        """The launching thread has ended with an error."""
-        ...
 
 
 class _Launched:
@@ -139,7 +116,7 @@ class GpuRunner(threading.Thread):
         self,
         device: torch.device,
         policy: Policy,
-        dnns: Callable[[], Sequence[LaunchedDnn]],
+        dnns: Sequence[DnnThread],
         clock: Callable[[], int],
         observer: Observer,
     ) -> None:
@@ -149,7 +126,7 @@ class GpuRunner(threading.Thread):
         self._clock = clock
         self._observer = observer
         self._dnns = dnns
-        tasks = [dnn.task for dnn in dnns()]
+        tasks = [dnn.task for dnn in dnns]
         self._gates = Gates(tasks, policy, clock, self._change_stream)
         self._states = {task.name: _Stream(device) for task in tasks}
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
@@ -196,7 +173,7 @@ class GpuRunner(threading.Thread):
 
     def update(self) -> None:
         """The tasks' priorities or deadlines have changed."""
-        tasks = [dnn.task for dnn in self._dnns()]
+        tasks = [dnn.task for dnn in self._dnns]
         self._priorities = stream_priorities(task.priority for task in tasks)
         self._gates.update(tasks)
 
@@ -217,7 +194,7 @@ class GpuRunner(threading.Thread):
                 self._serve()
         except BaseException as error:  # an error of the engine itself; Engine.failed_threads() reports the thread
             log.exception("the launching thread ended with an error; its engine process is replaced")
-            for dnn in self._dnns():
+            for dnn in self._dnns:
                 dnn.fail(f"{type(error).__name__}: {error}")
 
     def _serve(self) -> None:
@@ -241,7 +218,7 @@ class GpuRunner(threading.Thread):
     def _sleep(self, longest_s: float | None) -> None:
         """Until `wake`, the end of a DNN's delay, or `longest_s` seconds."""
         self._sleeps = True  # before asking the DNNs: `wake` may be called in between
-        delays = [delay for dnn in self._dnns() if (delay := dnn.delay_s()) is not None]
+        delays = [delay for dnn in self._dnns if (delay := dnn.delay_s()) is not None]
         if longest_s is not None:
             delays.append(longest_s)
         timeout_s = min(delays) if delays else -1
@@ -251,7 +228,7 @@ class GpuRunner(threading.Thread):
 
     def _start_all(self) -> bool:
         """Launch what waits, in the order of the policy. Returns whether there was anything."""
-        inferences = [inference for dnn in self._dnns() if (inference := dnn.take()) is not None]
+        inferences = [inference for dnn in self._dnns if (inference := dnn.take()) is not None]
         if len(inferences) > 1:
             inferences.sort(key=lambda inference: self._policy.key(inference, inference.received_ns))
         for inference in inferences:
@@ -295,7 +272,7 @@ class GpuRunner(threading.Thread):
         Returns whether there were any.
         """
         found = False
-        for dnn in self._dnns():
+        for dnn in self._dnns:
             state = self._states[dnn.task.name]
             while state.in_flight:
                 inference = state.in_flight[0]

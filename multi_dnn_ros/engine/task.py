@@ -99,13 +99,20 @@ class DnnTask:
         return self.networks[1 if images == 1 else min(size for size in self.networks if size >= images)]
 
     def outputs(self, inputs: Tensors) -> Tensors:
-        """What `decode` reads, for the inputs of one image, computed on the calling thread's current stream."""
-        if self.networks:
-            network = self.networks[1]
-            return network.unpack(network.launch(inputs).cpu())[0]
-        for stage in self.stages:
-            inputs = stage(inputs)
-        return inputs
+        """What `decode` reads, on the CPU, for the inputs of one image; on the calling thread's current stream."""
+        from multi_dnn_ros.backends import run_stages
+
+        if not self.networks:
+            return run_stages(self.stages, inputs)
+        network = self.networks[1]
+        return network.unpack(network.launch(inputs).cpu())[0]
+
+    def result(self, image: torch.Tensor) -> Any:
+        """What the DNN finds in one image, (H, W, 3) uint8 on its device, from preprocessing to decoding."""
+        import torch
+
+        with torch.inference_mode():
+            return self.decode(self.outputs(self.preprocess(image)), (image.shape[0], image.shape[1]))
 
 
 class DropEffect(Enum):

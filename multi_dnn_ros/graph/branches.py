@@ -127,18 +127,6 @@ def remaining_s(operations: Sequence[DeviceOperation]) -> dict[str, float]:
     return found
 
 
-def critical_path(operations: Sequence[DeviceOperation]) -> tuple[tuple[str, ...], float]:
-    """The longest chain of dependent operations, and its seconds; no number of streams is faster."""
-    if not operations:
-        return (), 0.0
-    remaining, after = remaining_s(operations), readers(operations)
-    first = max(operations, key=lambda operation: remaining[operation.name]).name
-    chain = [first]
-    while after[chain[-1]]:
-        chain.append(max(after[chain[-1]], key=remaining.__getitem__))
-    return tuple(chain), remaining[first]
-
-
 def branches(operations: Sequence[DeviceOperation]) -> tuple[tuple[str, ...], ...]:
     """The operations as runs between forks and joins, each in order.
 

@@ -81,7 +81,7 @@ class ImageCheck:
         total = Agreement()
         for image, expected in zip(self.images, self.expected, strict=True):
             try:
-                found = _served(task, image, device)
+                found = task.result(image.to(device))
             except (OutputError, FloatingPointError) as error:
                 log.warning("dnn.%s: no valid result for an image of check_images: %s", self.dnn.name, error)
                 return None
@@ -192,10 +192,3 @@ def _eager(dnn: Dnn, image: torch.Tensor) -> Any:
         outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(image)))
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     return dnn.results(tensors, (image.shape[0], image.shape[1]))
-
-
-def _served(task: DnnTask, image: torch.Tensor, device: torch.device) -> Any:
-    """The result of the prepared DNN for one image."""
-    with torch.inference_mode():
-        outputs = task.outputs(task.preprocess(image.to(device)))
-        return task.decode(tuple(tensor.cpu() for tensor in outputs), (image.shape[0], image.shape[1]))

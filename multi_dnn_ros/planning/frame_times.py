@@ -17,6 +17,7 @@ import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
+from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.planning.clock import synchronize, timed_ms
 from multi_dnn_ros.planning.measure import trace_for
@@ -51,10 +52,7 @@ class FrameTimes:
 
 def run_on_black(task: DnnTask, device: torch.device, height: int, width: int) -> Any:
     """The result of a task for a black image of this size, from preprocessing to decoding."""
-    with torch.inference_mode():
-        inputs = task.preprocess(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
-        outputs = task.outputs(inputs)
-        return task.decode(tuple(tensor.cpu() for tensor in outputs), (height, width))
+    return task.result(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
 
 
 def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
@@ -96,9 +94,11 @@ def measure_alone(task: DnnTask, device: torch.device) -> FrameTimes:
 
 def _inputs(task: DnnTask, image: torch.Tensor, batch: int) -> Tensors:
     images = (task.preprocess(image) for _ in range(batch))
-    if task.networks and batch > 1:
+    if batch == 1:
+        return next(images)
+    if task.networks:
         return task.network_for(batch).load(images)
-    return next(images) if batch == 1 else tuple(torch.cat(tensors) for tensors in zip(*images, strict=True))
+    return stack_inputs(list(images), task.stages_for(batch)[1][0])
 
 
 def _timed_rows(task: DnnTask, inputs: Tensors, batch: int, device: torch.device) -> tuple[list[Tensors], list[float]]:
@@ -111,8 +111,7 @@ def _timed_rows(task: DnnTask, inputs: Tensors, batch: int, device: torch.device
 
     if not task.networks:
         jobs_ms = timed_ms([partial(call, stage) for stage in task.stages_for(batch)[1]], device)
-        rows = [tuple(tensor[row : row + 1] for tensor in carried) for row in range(batch)] if batch > 1 else [carried]
-        return rows, jobs_ms
+        return split_rows(carried, batch), jobs_ms
     network = task.network_for(batch)
     packed: list[torch.Tensor] = []
     (ms,) = timed_ms([lambda: packed.append(network.launch(inputs))], device)

@@ -2,7 +2,7 @@
 
 A DNN that is slower than its camera processes one image out of several. Decoding the others would waste CPU time, so an
 image waits undecoded until a DNN is expected to need it. A wrong expectation costs an unnecessary decode or a few
-milliseconds, but never a frame: a DNN without a frame gets the newest one at once.
+milliseconds, but no frame is lost: an idle DNN gets the newest one at once.
 
 If the engines decode JPEG files on their devices, the file is stored in the buffer instead of the pixels.
 """

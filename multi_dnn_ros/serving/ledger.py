@@ -3,7 +3,7 @@
 It is in the node's process, because an engine may end at any moment. It alone counts frames, keeps their times, decides
 which DNN gets which image (parameters `enable` and `max_rate_hz`), keeps the results of each DNN in the order of its
 frames, and frees the memory of images. An image that does not go to a DNN counts as offered to it and is dropped at
-once, so the counts of a DNN on a camera always add up.
+once. So for each DNN and camera: offered = published + dropped + pending.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 #: Runtime parameters that are attributes of a DNN's decoder.
 _DECODER_PARAMETERS = ("score_threshold", "iou_threshold", "max_detections")
-#: Runtime parameters that the engine changes.
-_ENGINE_PARAMETERS = ("priority", "deadline_ms", "max_age_ms")
+#: Runtime parameters in ms that the engine changes.
+_ENGINE_TIMES = ("deadline_ms", "max_age_ms")
 #: Nice value of a thread that configures while another engine serves; compilers that it starts inherit it.
 _BACKGROUND_NICE = 19
 #: Period of reports.
@@ -205,7 +205,7 @@ class LocalEngine:
             setattr(pipeline.dnns[dnn].outputs[output].decoder, field, value)
         elif engine is not None and field == "priority":
             engine.update(dnn, priority=value)
-        elif engine is not None and field in _ENGINE_PARAMETERS:
+        elif engine is not None and field in _ENGINE_TIMES:
             engine.update(dnn, **{field.replace("_ms", "_ns"): ms_to_ns(value)})
 
     def _offer(self, offer: messages.Offer) -> None:

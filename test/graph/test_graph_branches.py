@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from critical_path import critical_path
 from torch import fx, nn
 
 from multi_dnn_ros.graph.branches import (
     DeviceOperation,
     SerialGraphError,
     branches,
-    critical_path,
     device_operations,
     estimated_s,
     levels,

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from critical_path import critical_path
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.graph import stream_plan
-from multi_dnn_ros.graph.branches import DeviceOperation, critical_path
+from multi_dnn_ros.graph.branches import DeviceOperation
 from multi_dnn_ros.graph.stream_plan import EVENT_S, WAIT_S, StreamPlan, plan_streams
 
 aten = torch.ops.aten

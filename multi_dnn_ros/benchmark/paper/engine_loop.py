@@ -78,7 +78,7 @@ def _no_outputs(outputs: Tensors) -> Tensors:
 def running_engine(
     tasks: Sequence[DnnTask], device: torch.device, on_result: Callable[[str, int], None], policy: str = "fifo"
 ) -> Iterator[Callable[[str], None]]:
-    """Context with an engine; yields a function that offers a frame of a camera.
+    """Context with a running engine. Yields a function that offers a frame; its argument is the camera's name.
 
     on_result: called with the camera of a finished frame and the time of its offer. At the end the frames in progress
     are finished. Raises RuntimeError if a DNN failed.

@@ -18,7 +18,7 @@ import numpy as np
 
 from multi_dnn_ros.common.parent_watch import end_with_parent
 
-#: Frames of a camera that are kept: so many are written before one is overwritten that is being read.
+#: Frames of a camera that are kept, so that a reader has time before its frame is overwritten.
 SLOTS = 8
 _PICTURES = 6
 
