@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +11,6 @@ import torch
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.gates import Gate
-
-# Hardware queues of a GPU, at most 32, by default 8; read when CUDA is initialized. Streams that share one wait for one
-# another, also at a closed gate.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Tensors = tuple[torch.Tensor, ...]
 Stage = Callable[[Tensors], Tensors]

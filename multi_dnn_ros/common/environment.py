@@ -20,6 +20,9 @@ _NO_REPORTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
+#: Hardware queues of a GPU, at most 32, by default 8; read when CUDA is initialized, which asking for GPUs does, too.
+#: Streams that share a queue wait for one another, also at a closed gate.
+_GPU_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 _CGROUPS = Path("/sys/fs/cgroup")
 #: With less, OpenBLAS ends the process when NumPy is imported.
 _MIN_ADDRESS_SPACE_BYTES = 1 << 30
@@ -29,7 +32,7 @@ def prepare_environment() -> None:
     """Set the variables that libraries read when they are loaded; child processes inherit them. The user's own values
     are kept.
     """
-    for name, value in _NO_REPORTS.items():
+    for name, value in (*_NO_REPORTS.items(), *_GPU_QUEUES.items()):
         os.environ.setdefault(name, value)
     # A container may be started with a user id that /etc/passwd does not know. PyTorch asks for the user's name when it
     # is imported, other libraries for the home folder.
