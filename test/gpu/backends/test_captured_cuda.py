@@ -14,7 +14,7 @@ import torch
 from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_gpu, through
 
 from multi_dnn_ros.backends import Backend, Shared, Tensors, green_contexts
-from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_on
 from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
@@ -37,23 +37,21 @@ def whole_network(stages: Sequence[torch.nn.Module], inputs: Tensors, **state: A
 
 @pytest.mark.parametrize("backend", ["cuda_graph", "inductor"])
 @pytest.mark.parametrize("precision", ["auto", "fp16"])
-def test_a_whole_network_in_one_launch_computes_the_same(
-    backend: str, precision: str, prepared: Callable[[str, str], Prepared]
-):
+def test_a_whole_network_in_one_launch_computes_the_same(backend: str, precision: str):
     needs(precision, backend)
-    ready = prepared(backend, precision)
+    module, inputs = fire(), noise_like(EXAMPLE)
+    with torch.inference_mode():  # before the stages, which share the weights, are moved
+        expected = (module(*inputs),)
     made = choose_backend(backend, GPU, precision, dnn="a", single_launch=True)
-    with torch.inference_mode():
-        expected = through(ready.stages, on_gpu(ready.inputs))
-    (network,) = made.prepare(cut_module(fire(), EXAMPLE, 3, fold_batch_norm=True), EXAMPLE, GPU)
+    (network,) = made.prepare(cut_module(module, EXAMPLE, 3, fold_batch_norm=True), EXAMPLE, GPU)
     assert isinstance(network, CapturedNetwork)
     assert network.segments == 3
     with torch.inference_mode():
-        results = network(on_gpu(ready.inputs))
+        results = network(on_gpu(inputs))
         before = torch.cuda.memory_stats(GPU)["allocation.all.allocated"]
         assert network(network.inputs)[0] is results[0]
         assert torch.cuda.memory_stats(GPU)["allocation.all.allocated"] == before
-        check_agreement(results, expected, 2e-2)
+        check_agreement(tuple(tensor.cpu() for tensor in results), expected, 2e-2)
 
 
 class PlusOne(torch.nn.Module):
@@ -86,11 +84,11 @@ def test_outputs_arrive_packed_also_if_one_is_a_constant(reduced: bool):
 
 
 def test_the_images_of_a_batch_come_out_in_rows():
-    network = whole_network([PlusOne(), WithAnchors()], (torch.zeros(3, 4),), reduce=lambda outputs: (outputs[0],))
+    network = whole_network([PlusOne(), PlusOne()], (torch.zeros(3, 4),), reduce=lambda outputs: (outputs[0],))
     images = [(torch.full((1, 4), float(value), device=GPU),) for value in (1, 2)]
     with torch.inference_mode():
         rows = network.unpack(network.launch(network.load(iter(images))).cpu())
-    assert [float(row[0][0, 0]) for row in rows[:2]] == [4.0, 6.0]
+    assert [float(row[0][0, 0]) for row in rows[:2]] == [3.0, 4.0]
 
 
 def test_a_closed_gate_holds_a_network_back_and_an_open_one_costs_next_to_nothing():

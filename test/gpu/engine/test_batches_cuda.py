@@ -96,7 +96,7 @@ def test_cameras_that_share_inferences_get_the_results_of_none_shared(
     for dnn in dnns:
         flat |= {f"dnn.{dnn}.{name}": value for name, value in {"max_batch": 4, "precision": precision}.items()}
     pipeline = build(to_config(flat))
-    assert [sorted(task.batches) for task in pipeline.tasks] == [[2, 4]] * len(dnns)
+    assert [sorted(task.networks) for task in pipeline.tasks] == [[1, 2, 4]] * len(dnns)
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (240, 320, 3), np.uint8) for _ in range(60)]
 
@@ -105,7 +105,6 @@ def test_cameras_that_share_inferences_get_the_results_of_none_shared(
         raw = [replace(task, decode=lambda outputs, size: tuple(out.clone() for out in outputs)) for task in tasks]
         engine = Engine(
             raw,
-            workers=2,
             device=pipeline.device,
             on_result=lambda result: found.__setitem__((result.dnn, result.frame.stamp_ns), result),
         )
@@ -116,7 +115,8 @@ def test_cameras_that_share_inferences_get_the_results_of_none_shared(
         assert engine.stop(WAIT) == []
         return found
 
-    together, alone = served(list(pipeline.tasks)), served([replace(task, batches={}) for task in pipeline.tasks])
+    together = served(list(pipeline.tasks))
+    alone = served([replace(task, networks={1: task.networks[1]}) for task in pipeline.tasks])
     assert len(together) == len(alone) == 60 * len(dnns)
     assert max(result.timing.batch for result in together.values()) > 1
     for key, expected in alone.items():
