@@ -14,6 +14,7 @@ from multi_dnn_ros.cli.network_arguments import (
     add_model,
     add_target,
     calibration_inputs,
+    check_files,
     check_output,
     instances,
     origin,
@@ -21,7 +22,7 @@ from multi_dnn_ros.cli.network_arguments import (
 )
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.cli.progress import progress_bar
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.training.data_kinds import help_text
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, write the artifact and the report, and print what changed."""
+    labelled = args.data == "road" or ":" in args.data
+    check_files(args.weights, [args.data] if labelled else [], args.model)
+    if args.data and not labelled and not Path(args.data).is_dir():
+        raise CommandError(f"--data is '{args.data}': there is no such folder")
     import copy
 
     import torch
@@ -218,7 +223,7 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
     if not labelled:
         return calibration_inputs(network, "" if generated else args.data)
     rows = open_data(args.data, DataRequest(network.task, network.framing, network.labels)).part("train")
-    return [network.input_of(rows.read(index)["image"]) for index in evenly_spaced(_MAX_IMAGES, len(rows))]
+    return [network.input_of(rows[index]["image"]) for index in evenly_spaced(_MAX_IMAGES, len(rows))]
 
 
 def _policy(

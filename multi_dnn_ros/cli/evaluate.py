@@ -21,6 +21,7 @@ from multi_dnn_ros.cli.network_arguments import (
     add_network,
     add_target,
     calibration_inputs,
+    check_files,
     check_weights,
     instances,
     read_data,
@@ -101,6 +102,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score the networks, print the table and write the report."""
     check_configured(args, args.models, evaluate_configured.MODEL_OPTIONS)
+    check_files(args.weights, args.data, *args.models)
     if args.params_file is not None:
         return evaluate_configured.evaluate_configured(args)
     from multi_dnn_ros.common.reporting import provenance, write_json
@@ -148,8 +150,7 @@ def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
     """The rows of a network: in float32; with a target, also as the node serves it."""
-    from multi_dnn_ros.training.scoring import operating_points
-    from multi_dnn_ros.training.served_network import Served
+    from multi_dnn_ros.training.scoring import Served, operating_points
 
     entries, modules = [_cost(network)], [network.network]
     if target is not None:

@@ -14,7 +14,7 @@ from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.precisions import PRECISIONS
-from multi_dnn_ros.training.data_kinds import help_text
+from multi_dnn_ros.training.data_kinds import help_text, kind_and_path
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends import Backend, Tensors
@@ -133,6 +133,17 @@ def check_models(*models: str) -> None:
             raise CommandError(f"argument MODEL is '{model}'; allowed: {MODEL_HELP}")
         if form.startswith(".") and not Path(model).is_file():
             raise CommandError(f"argument MODEL is '{model}': there is no such file")
+
+
+def check_files(weights: str, data: Sequence[str], *models: str) -> None:
+    """Raise CommandError or DatasetError unless the files of --weights, of data KIND:PATH and of the models exist. It
+    does not import PyTorch, so that they are reported at once.
+    """
+    check_models(*models)
+    if Path(weights).suffix and not Path(weights).is_file():
+        raise CommandError(f"--weights is '{weights}': there is no such file")
+    for name in data:
+        kind_and_path(name)
 
 
 def weights_of(args: argparse.Namespace, model: str) -> tuple[str, int]:

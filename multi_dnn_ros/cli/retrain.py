@@ -14,6 +14,7 @@ from multi_dnn_ros.cli.network_arguments import (
     add_data,
     add_model,
     add_network,
+    check_files,
     check_output,
     check_weights,
     origin,
@@ -34,9 +35,6 @@ file that the node loads (parameter dnn.<dnn>.model: FILE).
 The weights of the best epoch are kept, or the original ones if no epoch is better. Epochs are compared by top-1,
 mAP@0.5 or lane F1 on a separate part of the data. With --checkpoint, repeating the command continues an interrupted run
 and produces the same weights as an uninterrupted one.
-
-Before training, every image is read once. Images that cannot be used are named and left out; more than 1 % of a part is
-an error.
 
 {DATA_HELP}
 Several processes, on several GPUs or on a CPU:
@@ -100,6 +98,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
+    check_files(args.weights, args.data, args.model, *([args.teacher] if args.teacher else []))
     from multi_dnn_ros.common.file_lock import lock_file
     from multi_dnn_ros.common.reporting import provenance, table, write_json
     from multi_dnn_ros.models.registry import source_of

@@ -158,6 +158,6 @@ SPEC = DecoderSpec.of(
     AnchorDecoder,
     "raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS",
     takes_detector=True,
-    loss="multi_dnn_ros.training.decoder_losses:torchvision_loss",
+    loss="multi_dnn_ros.training.losses:torchvision_loss",
     recognize=None,
 )

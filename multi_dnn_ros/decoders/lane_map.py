@@ -348,7 +348,7 @@ SPEC = DecoderSpec.of(
     LaneDecoder,
     result_kind="lanes",
     default_labels=("lane",),
-    loss="multi_dnn_ros.training.decoder_losses:lane_loss",
+    loss="multi_dnn_ros.training.losses:lane_loss",
 )
 DRIVABLE = DecoderSpec.of(
     DrivableDecoder,

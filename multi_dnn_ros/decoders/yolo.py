@@ -224,7 +224,7 @@ class EndToEndDecoder(Decoder):
 SPEC = DecoderSpec.of(
     YoloDecoder,
     preprocess={"fit": "letterbox"},  # as Ultralytics trains
-    loss="multi_dnn_ros.training.decoder_losses:yolo_loss",
+    loss="multi_dnn_ros.training.losses:yolo_loss",
 )
 V5 = DecoderSpec.of(
     YoloV5Decoder,

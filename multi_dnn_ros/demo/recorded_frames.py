@@ -128,7 +128,7 @@ class DnnFigures:
         elif isinstance(output, Detections) and frame.truth is not None:
             truth = frame.truth
             self.found.append(output)
-            self.truths.append(Truth.among(self.stream.labels, truth.boxes, truth.class_ids, truth.labels))
+            self.truths.append(Truth(truth.boxes, truth.class_ids).among(truth.labels, self.stream.labels))
 
     def summary(self) -> dict[str, Any]:
         """Rate from the stamps of the frames with results; latency from stamp to receipt; scores."""

@@ -25,8 +25,9 @@ from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.data import DataRequest, check_data, open_data
-from multi_dnn_ros.training.loop import Schedule, autocast, make_optimizer, set_rate, set_training
+from multi_dnn_ros.training.data import DataRequest, open_data
+from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate, set_training
+from multi_dnn_ros.training.losses import autocast
 from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.training.scoring import score_rows
@@ -78,9 +79,9 @@ class JobWorker:
         if trainable.task == "boxes":
             require("average precision", "pycocotools")
         self._trainable, self._loss = trainable, trainable.loss
-        opened = open_data(job.data, DataRequest(trainable.task, trainable.framing, trainable.labels, job.scenes))
-        check_labels(trainable, opened)
-        self._data = check_data(opened, ("train", "test"), progress=False)
+        request = DataRequest(trainable.task, trainable.framing, trainable.labels, job.scenes)
+        self._data = open_data(job.data, request)
+        check_labels(trainable, self._data)
         self._network = trainable.network.to(self._device)
         self._batches = Batches(
             [self._data.part("train")], trainable.task, trainable.inputs, job.global_batch, job.seed, self._device

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as v2f
@@ -15,10 +15,9 @@ from torchvision.transforms.v2 import functional as v2f
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.data import Task
-from multi_dnn_ros.training.samples import Batch, DatasetError, Rows
+from multi_dnn_ros.training.data_kinds import DatasetError
+from multi_dnn_ros.training.samples import Batch, Rows
 
-#: Minimum share of each epoch that a small set gets.
-_MIN_SHARE = 0.2
 #: Maximum number of processes that read for one process that trains.
 _READERS = 8
 
@@ -61,17 +60,17 @@ def augmentation(task: Task, size: tuple[int, int]) -> v2.Transform:
 
 
 class _Augmented(Dataset[Batch]):
-    """Rows by (seed, set, row): the random numbers of a row follow from its seed, whichever process reads it."""
+    """Rows by (seed, row): the random numbers of a row follow from its seed, whichever process reads it."""
 
     def __init__(self, sets: Sequence[Rows], task: Task) -> None:
-        self.sets = sets
+        self.rows: ConcatDataset[Batch] = ConcatDataset(sets)
         framing = sets[0].framing
         self.size = (framing.height, framing.width)
         self.augment = augmentation(task, (framing.width, framing.height))
 
-    def __getitem__(self, key: tuple[int, int, int]) -> Batch:
-        seed, number, row = key
-        read = self.sets[number].read(row)
+    def __getitem__(self, key: tuple[int, int]) -> Batch:
+        seed, row = key
+        read = self.rows[row]
         typed: Batch = {**read, "image": tv_tensors.Image(read["image"].float() / 255.0)}
         if "boxes" in read:
             typed["boxes"] = tv_tensors.BoundingBoxes(read["boxes"], format="XYXY", canvas_size=self.size)
@@ -84,12 +83,11 @@ class _Augmented(Dataset[Batch]):
 
 
 class Batches:
-    """Augmented batches of all sets on `device`; a small set is repeated until it makes up _MIN_SHARE of each epoch.
+    """Augmented batches of all sets on `device`. The same epoch number gives the same batches.
 
-    The same epoch number gives the same batches. batch_size: images per batch over all processes, each of which gets
-    its share; at most the number of rows. mix: for classes, the share of the batches in which each image gets a
-    rectangle of another one (CutMix, Yun et al. 2019); their labels are then (B, classes) float shares. classes: number
-    of classes, for `mix`.
+    batch_size: images per batch over all processes, each of which gets its share; at most the number of rows. mix: for
+    classes, the share of the batches in which each image gets a rectangle of another one (CutMix, Yun et al. 2019);
+    their labels are then (B, classes) float shares. classes: number of classes, for `mix`.
     """
 
     def __init__(
@@ -98,14 +96,7 @@ class Batches:
     ) -> None:  # fmt: skip
         self._data = _Augmented(sets, task)
         self._inputs, self._seed, self._device, self._mix, self._classes = inputs, seed, device, mix, classes
-        largest = max(len(rows) for rows in sets)
-        self._rows = [
-            (number, row)
-            for number, rows in enumerate(sets)
-            for row in range(len(rows))
-            for _ in range(max(1, round(_MIN_SHARE / (1 - _MIN_SHARE) * largest / len(rows))))
-        ]
-        self.batch_size = min(batch_size, len(self._rows))
+        self.batch_size = min(batch_size, len(self._data.rows))
         if self.batch_size < distributed.world():
             raise ValueError(
                 f"batches of {self.batch_size} for {distributed.world()} processes: each needs at least one image"
@@ -113,7 +104,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches per epoch; an incomplete last one is dropped."""
-        return len(self._rows) // self.batch_size
+        return len(self._data.rows) // self.batch_size
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """This process's share of each batch of an epoch. The shares differ by at most one image."""
@@ -126,10 +117,10 @@ class Batches:
 
     def _read(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
         epoch_seed = self._seed * 100_003 + number
-        order = torch.randperm(len(self._rows), generator=torch.Generator().manual_seed(epoch_seed)).tolist()
+        order = torch.randperm(len(self._data.rows), generator=torch.Generator().manual_seed(epoch_seed)).tolist()
         keys = [
             [
-                ((epoch_seed * 10_000_019 + position) % (1 << 63), *self._rows[order[position]])
+                ((epoch_seed * 10_000_019 + position) % (1 << 63), order[position])
                 for position in range(k * self.batch_size + first, k * self.batch_size + last)
             ]
             for k in range(step, len(self))

@@ -15,8 +15,8 @@ from multi_dnn_ros.common.error_causes import error_and_causes
 from multi_dnn_ros.common.error_text import summarize_error
 
 FORMAT = "multi_dnn_ros training 3"
-#: Text for a setting that is missing on one side; maximum number of characters shown of a value.
-_NONE, _SHOWN = "not set", 60
+#: Maximum number of characters shown of a value.
+_SHOWN = 60
 
 
 class TrainingError(ValueError):
@@ -49,13 +49,17 @@ def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[st
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         if state["format"] != FORMAT:
             raise ValueError(f"format is {state['format']!r}, expected {FORMAT!r}")
-        written, stored = json.loads(state["identity"]), state["network"]
+        stored = json.loads(state["identity"]) | {"weights": _shapes(state["network"])}
     except Exception as error:  # torch.load raises arbitrary errors for damaged bytes
         raise TrainingError(
             f"{path}: not a checkpoint of this loop ({type(error).__name__}: {summarize_error(error)})"
         ) from None
-    own, theirs = ({name: list(value.shape) for name, value in each.items()} for each in (network.state_dict(), stored))
-    changed = _differences({"weights": theirs, **written}, {"weights": own, **json.loads(json.dumps(identity))})
+    before, now = _flat(stored), _flat(json.loads(json.dumps(identity)) | {"weights": _shapes(network.state_dict())})
+    changed = [
+        f"{name} is {str(before.get(name, 'not set'))[:_SHOWN]} there, {str(now.get(name, 'not set'))[:_SHOWN]} now"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
     if changed:
         raise TrainingError(
             f"{path}: checkpoint of another run: {'; '.join(changed[:5])}. Use the same settings, or remove the file"
@@ -63,13 +67,13 @@ def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[st
     return state
 
 
-def _differences(stored: Any, current: Any, name: str = "") -> list[str]:
-    """One text per setting whose stored value differs from the current one; nested settings are named a.b."""
-    if isinstance(stored, dict) and isinstance(current, dict):
-        return [
-            text
-            for key in sorted(stored.keys() | current.keys())
-            for text in _differences(stored.get(key, _NONE), current.get(key, _NONE), f"{name}.{key}" if name else key)
-        ]
-    before, now = (str(value)[:_SHOWN] for value in (stored, current))
-    return [] if stored == current else [f"{name} is {before} there, {now} now"]
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in weights.items()}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under the names a.b."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.training.data import Data, DataRequest, open_data
-from multi_dnn_ros.training.data_kinds import DATA_KINDS
-from multi_dnn_ros.training.metrics import NoTruth, Truth
-from multi_dnn_ros.training.samples import DatasetError, Rows, Sample, truth_of
+from multi_dnn_ros.training.data_kinds import DATA_KINDS, DatasetError, kind_and_path
+from multi_dnn_ros.training.metrics import NoTruth
+from multi_dnn_ros.training.samples import Rows, Sample, truth_of
 from multi_dnn_ros.training.scoring import scores_of
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -34,7 +34,7 @@ def open_images(name: str, labels: tuple[str, ...], scenes: int) -> Data:
     """The data ``KIND:PATH``, whose images are used in full size. labels: classes whose true boxes are wanted. scenes:
     see DataRequest. Raises DatasetError for a kind without images of a camera, and for errors in the data.
     """
-    kind = name.partition(":")[0]
+    kind = kind_and_path(name)[0]
     kinds = [known for known, spec in DATA_KINDS.items() if spec.tasks != ("classes",)]
     if kind not in kinds:
         raise DatasetError(f"data '{name}': kind '{kind}' has no images of a camera; allowed: {', '.join(kinds)}")
@@ -50,7 +50,7 @@ def score_dnn(dnn: Dnn, data: Data, rows: Rows, device: torch.device) -> dict[st
     classes that parameter `keep` leaves out do not count. Raises OutputError, which names the image, if the network or
     a decoder fails.
     """
-    truths = DATA_KINDS[data.name.partition(":")[0]].tasks
+    truths = DATA_KINDS[kind_and_path(data.name)[0]].tasks
     names = {result_name(dnn.name, name): output for name, output in dnn.outputs.items()}
     scores: dict[str, dict[str, float] | str] = {}
     wanted: dict[str, list[tuple[Any, Any]]] = {}
@@ -68,9 +68,8 @@ def score_dnn(dnn: Dnn, data: Data, rows: Rows, device: torch.device) -> dict[st
         for name, pairs in wanted.items():
             pairs.append((found[name], _truth(sample, names[name], data.labels)))
     for name, pairs in wanted.items():
-        kind, labels = RESULT_KINDS.get(names[name].result_kind), names[name].labels
         try:
-            scores[name] = scores_of(kind, pairs, labels)
+            scores[name] = scores_of(RESULT_KINDS.get(names[name].result_kind), pairs, names[name].labels)
         except NoTruth as error:
             scores[name] = f"data '{data.name}': {error}"
     return {name: scores[name] for name in names}
@@ -106,6 +105,6 @@ def _truth(sample: Sample, output: Output, labels: tuple[str, ...]) -> Any:
         return sample.mask
     assert sample.boxes is not None  # the data has boxes
     assert sample.classes is not None
-    truth, reported = truth_of(sample.boxes, sample.classes), _reported(output)
-    known = [name if name in reported else "" for name in labels]
-    return Truth.among(output.labels, truth.boxes, truth.class_ids, known, truth.ignored, truth.crowd_ids)
+    reported = _reported(output)
+    return truth_of(sample.boxes, sample.classes).among([name if name in reported else "" for name in labels],
+                                                        output.labels)  # fmt: skip

@@ -1,30 +1,30 @@
 """The kinds of data of ``--data KIND:PATH``: one table for the help, the error messages and the code that reads them.
 
-This module does not import PyTorch, so that the command line can read the table for its help.
+This module does not import PyTorch, so that help and wrong paths take no time.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from multi_dnn_ros.common.resources import cache_folder
 
 
-@dataclass(frozen=True)
-class DataKind:
-    """One kind of data set.
+class DatasetError(ValueError):
+    """A data set is missing, empty or malformed; the message names the file or folder."""
 
-    path: what its path is, PATH or DIR. layout: what is expected there, for the help and for messages. tasks: what it
-    can hold: "classes", "boxes", "lanes". data: "module:function" that makes a
-    :class:`~multi_dnn_ros.training.data.Data` from (name, path, DataRequest). needs_path: whether the path must be
-    given.
+
+class DataKind(NamedTuple):
+    """path: what its path is, PATH or DIR. layout: what is expected there. tasks: what it can hold: "classes", "boxes",
+    "lanes".
     """
 
     path: str
     layout: str
     tasks: tuple[str, ...]
-    data: str
-    needs_path: bool = True
 
 
 #: By the name before the colon. docs/training.md has a row for the parts of each kind; a test compares them.
@@ -33,41 +33,49 @@ DATA_KINDS: Mapping[str, DataKind] = {
         "PATH",
         "CIFAR-10: its binary archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg",
         ("classes",),
-        "multi_dnn_ros.training.data:open_cifar10",
     ),
     "classes": DataKind(
         "DIR",
         "DIR/train/<class>/*.jpg and DIR/val/... (torchvision's ImageFolder), and DIR/test/ if it exists",
         ("classes",),
-        "multi_dnn_ros.training.data:open_classes",
     ),
     "coco": DataKind(
         "DIR",
         "DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and DIR/val*/",
         ("boxes",),
-        "multi_dnn_ros.training.data:open_coco",
     ),
     "yolo": DataKind(
         "DIR",
         "DIR/images/train/NAME.jpg with DIR/labels/train/NAME.txt, the same for val and, if it exists, test; a file "
         "DIR/*.yaml with the class names as `names`",
         ("boxes",),
-        "multi_dnn_ros.training.data:open_yolo",
     ),
     "lanes": DataKind(
         "DIR",
         "DIR/train/images/NAME.jpg with DIR/train/masks/NAME.png (not 0 = lane), DIR/val/...",
         ("lanes",),
-        "multi_dnn_ros.training.data:open_lanes",
     ),
     "road": DataKind(
         "DIR",
         "generated road with exact truth, rendered once into DIR; `road` alone: into the user's cache",
         ("boxes", "lanes"),
-        "multi_dnn_ros.training.data:open_road",
-        needs_path=False,
     ),
 }
+
+
+def kind_and_path(name: str) -> tuple[str, Path]:
+    """Kind and path of ``KIND:PATH``. Raises DatasetError for an unknown kind, and for a path that does not exist."""
+    kind, _, path = name.partition(":")
+    if kind not in DATA_KINDS:
+        raise DatasetError(f"data '{name}': kind '{kind}'; allowed: {', '.join(DATA_KINDS)}, each followed by :PATH")
+    if kind == "road":
+        return kind, Path(path) if path else cache_folder() / kind
+    spec = DATA_KINDS[kind]
+    if not path:
+        raise DatasetError(f"data '{name}': a path is missing; expected {kind}:{spec.path}, {spec.layout}")
+    if not Path(path).exists():
+        raise DatasetError(f"data '{name}': {path}: no such file or folder; expected {spec.layout}")
+    return kind, Path(path)
 
 
 def help_text() -> str:

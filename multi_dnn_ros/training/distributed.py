@@ -23,7 +23,7 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 #: Maximum wait for rank 0, which alone computes scores.
 _TIMEOUT = timedelta(minutes=30)
 #: Texts of PyTorch's errors when another process of the group has ended.
-PROCESS_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
+_PROCESS_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
 
 @contextmanager
@@ -48,12 +48,10 @@ def process_group(device: str) -> Iterator[torch.device]:
     try:
         yield chosen
     except RuntimeError as error:
-        if PROCESS_LOST.search(str(error)):
-            raise TrainingError(
-                f"another process of this training has ended ({summarize_error(error)}); repeat the command to "
-                "continue from --checkpoint"
-            ) from error
-        raise
+        if not _PROCESS_LOST.search(str(error)):
+            raise
+        lost = f"another process of this training has ended ({summarize_error(error)})"
+        raise TrainingError(f"{lost}; repeat the command to continue from --checkpoint") from error
     finally:
         dist.destroy_process_group()
 
@@ -116,15 +114,7 @@ def mean(value: Tensor) -> Tensor:
 
 def from_first(value: Any) -> Any:
     """Rank 0's object, in all processes; the values of other processes are ignored."""
-    if world() == 1:
-        return value
     values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
-
-
-def tensors_from_first(tensors: dict[str, Tensor]) -> None:
-    """Set `tensors` to rank 0's, in place."""
     if world() > 1:
-        for name in sorted(tensors):
-            dist.broadcast(tensors[name], src=0)
+        dist.broadcast_object_list(values, src=0)
+    return values[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import numpy.typing as npt
 import yaml
 
 from multi_dnn_ros.common.json_files import read_json_object
-from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, DatasetError, Rows, Sample, read_image
+from multi_dnn_ros.training.data_kinds import DatasetError
+from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, Rows, Sample, read_image
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -77,9 +77,7 @@ def _with_label(path: Path, image: npt.NDArray[np.uint8], label: int) -> Sample:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The folders of a part, sorted by name. Raises DatasetError if there is no such part."""
-    if not folder.is_dir():
-        raise DatasetError(f"{folder}: no such folder; expected <class>/<image>.jpg or .png in it")
+    """The folders of a part, sorted by name."""
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
 
 
@@ -91,49 +89,37 @@ def coco_rows(images: Path, annotations: Path, framing: Preprocess, labels: Sequ
     expected; also for an image whose size differs from that in its annotations.
     """
     content = read_json_object(annotations, "COCO's annotations", DatasetError, _MAX_JSON_BYTES)
-    left_out: list[str] = []
     try:
         names = {int(row["id"]): str(row["name"]) for row in content["categories"]}
-        entries = {
-            int(row["id"]): (str(row["file_name"]), float(row["width"]), float(row["height"]))
-            for row in content["images"]
-        }
-        boxes: dict[int, list[_Box]] = {key: [] for key in entries}
+        sizes = {int(row["id"]): (int(row["width"]), int(row["height"])) for row in content["images"]}
+        paths = {int(row["id"]): images / str(row["file_name"]) for row in content["images"]}
+        boxes: dict[int, list[_Box]] = {key: [] for key in sizes}
         known = {key: labels.index(name) for key, name in names.items() if name in labels}
         for row in content["annotations"]:
             category, image = int(row["category_id"]), int(row["image_id"])
-            left, top, box_width, box_height = (float(value) for value in row["bbox"])
-            if category not in names or image not in entries:
+            left, top, width, height = (float(value) for value in row["bbox"])
+            box = [left, top, left + width, top + height]
+            if category not in names or image not in sizes:
                 raise KeyError(f"annotation {row.get('id')}: image or category")
-            _, width, height = entries[image]
-            if not _is_box([left, top, left + box_width, top + box_height], width, height):
-                left_out.append(f"annotation {row.get('id')}")
-            elif category in known:
-                number = CROWD - known[category] if row.get("iscrowd") else known[category]
-                boxes[image].append(([left, top, left + box_width, top + box_height], number))
+            if category in known and _is_box(box, *sizes[image]):
+                boxes[image].append((box, CROWD - known[category] if row.get("iscrowd") else known[category]))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # OverflowError: int(inf)
         raise DatasetError(
             f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
             "(id, file_name, width, height), categories (id, name), annotations (image_id, category_id, bbox)"
         ) from None
-    for name, width, height in entries.values():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise DatasetError(f"{annotations}: file_name '{name}' points outside {images}")
-        if not (0 < width < math.inf and 0 < height < math.inf):
-            raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
     if not known:
         raise DatasetError(f"{annotations}: categories {_few(names.values())}; the network's classes: {_few(labels)}")
-    files = [(images / name, (boxes[key], (width, height))) for key, (name, width, height) in sorted(entries.items())]
-    missing = [path for path, _ in files if not path.is_file()]
-    if missing or not files:
-        raise DatasetError(f"{[*missing, images][0]}: no such image ({len(missing)} of {len(files)} are missing)")
-    return _box_rows(annotations, files, left_out, framing)
+    missing = [path for path in paths.values() if not path.is_file()]
+    if missing or not paths:
+        raise DatasetError(f"{[*missing, images][0]}: no such image ({len(missing)} of {len(paths)} are missing)")
+    return _box_rows([(paths[key], (boxes[key], sizes[key])) for key in sorted(paths)], framing)
 
 
-def _box_rows(where: Path, files: Sequence[tuple[Path, Any]], left_out: Sequence[str], framing: Preprocess) -> Rows:
-    _warn(where, "empty boxes, or boxes outside their image", left_out)
-    crowded = [path.name for path, (boxes, _) in files if len(boxes) > MAX_BOXES]
-    _warn(where, f"images have more than {MAX_BOXES} boxes, whose further boxes", crowded)
+def _box_rows(files: Sequence[tuple[Path, Any]], framing: Preprocess) -> Rows:
+    crowded = [path for path, (boxes, _) in files if len(boxes) > MAX_BOXES]
+    if crowded:
+        log.warning("only the first %d boxes of an image are used; more are in %s", MAX_BOXES, _few(crowded))
     return FileRows(files, framing, _with_boxes)
 
 
@@ -143,12 +129,12 @@ def _is_box(box: Sequence[float], width: float, height: float) -> bool:
     return bool(np.isfinite(box).all()) and max(x1, 0) < min(x2, width) and max(y1, 0) < min(y2, height)
 
 
-def _with_boxes(path: Path, image: npt.NDArray[np.uint8], known: tuple[list[_Box], tuple[float, float]]) -> Sample:
+def _with_boxes(path: Path, image: npt.NDArray[np.uint8], known: tuple[list[_Box], tuple[int, int]]) -> Sample:
     """The boxes refer to an image of the given size; (1, 1): they are shares of the image's size."""
     found, expected = known
     size = (image.shape[1], image.shape[0])
-    if expected != (1, 1) and size != tuple(map(round, expected)):
-        raise DatasetError(f"{path}: is {size[0]}x{size[1]}, its annotations are for {expected[0]:g}x{expected[1]:g}")
+    if expected not in ((1, 1), size):
+        raise DatasetError(f"{path}: is {size[0]}x{size[1]}, its annotations are for {expected[0]}x{expected[1]}")
     boxes = np.array([box for box, _ in found], np.float32).reshape(-1, 4)
     scale = np.array(size if expected == (1, 1) else (1, 1), np.float32)
     return Sample(image, boxes=boxes * np.tile(scale, 2), classes=np.array([number for _, number in found], np.int64))
@@ -173,31 +159,29 @@ def yolo_rows(images: Path, truth: Path, names: Sequence[str], framing: Preproce
     names: the classes by number. A missing file means an image without objects. Boxes are left out, and errors raised,
     as by `coco_rows`.
     """
-    numbers = [labels.index(name) if name in labels else -1 for name in names]
-    if max(numbers, default=-1) < 0:
+    numbers = {number: labels.index(name) for number, name in enumerate(names) if name in labels}
+    if not numbers:
         raise DatasetError(f"{truth}: classes {_few(names)}; the network's classes: {_few(labels)}")
     files: list[tuple[Path, Any]] = []
-    left_out: list[str] = []
     for path in image_files(images):
         file, boxes = truth / f"{path.stem}.txt", []
         for line, text in enumerate(file.read_text(errors="replace").splitlines() if file.is_file() else (), 1):
             try:
                 number, x, y, width, height = (float(word) for word in text.split())
-                target = numbers[int(number)] if number >= 0 else numbers[len(numbers)]
-            except (ValueError, IndexError, OverflowError):
+                if number not in range(len(names)):
+                    raise ValueError
+            except ValueError:
                 raise DatasetError(
                     f"{file}, line {line}: '{text[:60]}'; expected `class x y width height`, class 0 to "
                     f"{len(names) - 1}"
                 ) from None
             box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
-            if not _is_box(box, 1, 1):
-                left_out.append(f"{file.name}, line {line}")
-            elif target >= 0:
-                boxes.append((box, target))
+            if number in numbers and _is_box(box, 1, 1):
+                boxes.append((box, numbers[int(number)]))
         files.append((path, (boxes, (1, 1))))
     if not files:
         raise DatasetError(f"{images}: no images ({', '.join(IMAGE_SUFFIXES)})")
-    return _box_rows(truth, files, left_out, framing)
+    return _box_rows(files, framing)
 
 
 def lane_rows(folder: Path, framing: Preprocess) -> Rows:
@@ -211,7 +195,9 @@ def lane_rows(folder: Path, framing: Preprocess) -> Rows:
     files = [(path, masks[path.stem]) for path in photos if path.stem in masks]
     if not files:
         raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
-    _warn(folder, "images without a mask", [path.name for path in photos if path.stem not in masks])
+    if len(files) < len(photos):
+        without = _few(path.name for path in photos if path.stem not in masks)
+        log.warning("%s: images without a mask are left out: %s", folder, without)
     return FileRows(files, framing, _with_mask)
 
 
@@ -225,11 +211,6 @@ def _with_mask(path: Path, image: npt.NDArray[np.uint8], mask_path: Path) -> Sam
             f"{image.shape[1]}x{image.shape[0]}"
         )
     return Sample(image, mask=np.asarray((mask > 0) * 255, np.uint8))
-
-
-def _warn(where: Path, what: str, left_out: Sequence[str]) -> None:
-    if left_out:
-        log.warning("%s: %d %s are left out: %s", where, len(left_out), what, _few(left_out))
 
 
 def _few(names: Iterable[Any]) -> str:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel, update_bn
 from tqdm import tqdm
@@ -26,10 +24,9 @@ from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.losses import Loss, autocast
 from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.vision.results import OutputError
-
-log = logging.getLogger(__name__)
 
 #: Number of batches from which the batch normalization statistics of averaged weights are computed.
 _STATISTICS_BATCHES = 32
@@ -48,7 +45,6 @@ class EpochBatches(Protocol):
     def epoch(self, number: int) -> Iterator[Batch]: ...
 
 
-Loss = Callable[[Any, Batch], Tensor]
 Score = Callable[[nn.Module], dict[str, float]]
 
 
@@ -94,9 +90,8 @@ def train(
     checkpoint: Path | None = None,
     identity: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Train `network` on its device. Afterwards it has the weights with the best score.
-
-    These may be the initial weights, because short training can make a slightly decomposed network worse.
+    """Train `network` on its device. Afterwards it has the weights with the best score, which may be the initial ones,
+    because short training can make a slightly decomposed network worse.
 
     score: called with the network in eval mode; `main` names the deciding score, larger is better. checkpoint: written
     atomically after every epoch; an existing one is resumed from, and the result equals that of an uninterrupted run
@@ -105,9 +100,8 @@ def train(
     and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of another run is
     rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows progress.
 
-    An epoch after which a weight or a statistic of batch normalization is not finite is not scored; a warning names the
-    tensor. Raises TrainingError for a network without weights, a loss or an initial weight that is not finite, and for
-    a checkpoint of another run (naming what differs).
+    Raises TrainingError for a network without weights, for a loss, a weight or a statistic of batch normalization that
+    is not finite, and for a checkpoint of another run (naming what differs).
     """
     if not any(weight.requires_grad for weight in network.parameters()):
         raise TrainingError("the network has no weights that can be trained")
@@ -120,96 +114,74 @@ def train(
     }
     synchronized = distributed.synchronize_batch_norm(network)
     try:
-        training = _Training(network, batches, loss, score, schedule, main)
-        first = 0
+        training = _Training(network, batches, loss, schedule)
+        outcome, first, best = Outcome(), 0, copy.deepcopy(training.kept.state_dict())
         if checkpoint is not None and distributed.from_first(checkpoint.exists()):
-            first = training.resume(checkpoints.load(checkpoint, network, run))
-            training.say(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
+            state = checkpoints.load(checkpoint, network, run)
+            training.resume(state)
+            outcome, first, best = Outcome(**state["outcome"]), int(state["next_epoch"]), state["best_weights"]
+            _say(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
         else:
-            training.score_initial()
+            outcome.best = _scores(score, training.kept, "before training")
         for epoch in range(first, schedule.epochs):
-            training.run_epoch(epoch)
+            started = time.monotonic()
+            mean = training.run_epoch(epoch)
+            speed = len(batches) * batches.batch_size / (time.monotonic() - started)
+            if not math.isfinite(mean):
+                raise TrainingError(
+                    f"epoch {epoch + 1}: the loss is {mean}; lower lr ({schedule.lr}) or check the data"
+                )
+            scores = _scores(score, training.kept, f"epoch {epoch + 1}, lr {schedule.lr}")
+            outcome.history.append({"epoch": float(epoch), "loss": mean, **scores})
+            # A score equal to that of the initial weights counts as better.
+            if scores[main] > outcome.best[main] or (scores[main] == outcome.best[main] and outcome.epoch < 0):
+                outcome.best, outcome.epoch, best = scores, epoch, copy.deepcopy(training.kept.state_dict())
+            row = {"epoch": epoch + 1, "loss": mean, **scores, "images/s": speed, "seconds": time.monotonic() - started}
+            _say(" ".join(f"{name}={value:.4g}" for name, value in row.items()))
             if checkpoint is not None and distributed.rank() == 0:
-                checkpoints.save(checkpoint, training.state(epoch + 1), run)
+                progress = {"best_weights": best, "outcome": asdict(outcome), "next_epoch": epoch + 1}
+                checkpoints.save(checkpoint, training.state() | progress, run)
     finally:
         for layer, kind in synchronized:
             layer.__class__ = kind
-    distributed.tensors_from_first(training.best_weights)
-    network.load_state_dict(training.best_weights)
+    network.load_state_dict(best)
     set_training(network, False)
-    return training.outcome
+    return outcome
 
 
 class _Training:
-    """A training between two epochs. best_weights: the kept ones. The arguments are those of `train`."""
+    """Network, optimizer and averaged weights between two epochs. kept: the network that is scored and kept."""
 
-    def __init__(
-        self, network: nn.Module, batches: EpochBatches, loss: Loss, score: Score, schedule: Schedule, main: str
-    ) -> None:
+    def __init__(self, network: nn.Module, batches: EpochBatches, loss: Loss, schedule: Schedule) -> None:
         self.network, self.batches, self.loss, self.schedule = network, batches, loss, schedule
-        self.main, self._score = main, score
         self.device = next(network.parameters()).device
         # Buffers are copied, see _fit_statistics.
         self._averaged = AveragedModel(network, multi_avg_fn=self._average) if schedule.ema else None
         self.kept = network if self._averaged is None else self._averaged.module
         self._decay = 0.0
         self.optimizer = make_optimizer(network, schedule)
-        on_gpu = self.device.type == "cuda"
-        self.scaler = GradScaler(self.device.type, enabled=schedule.precision == "fp16" and on_gpu)
+        self.scaler = GradScaler(self.device.type, enabled=schedule.precision == "fp16" and self.device.type == "cuda")
         self._passes = distributed.replicated(network)
-        self.outcome = Outcome()
-        self.best_weights = copy.deepcopy(self.kept.state_dict())
 
-    def say(self, text: str) -> None:
-        if distributed.rank() == 0:
-            tqdm.write(text, sys.stderr)
-
-    def state(self, next_epoch: int) -> dict[str, Any]:
-        """What a checkpoint holds."""
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
         return {
             "network": self.network.state_dict(),
             "average": None if self._averaged is None else self._averaged.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "best_weights": self.best_weights,
-            "outcome": asdict(self.outcome),
-            "next_epoch": next_epoch,
         }
 
-    def resume(self, state: Mapping[str, Any]) -> int:
-        """Continue from a state of a checkpoint; returns the epoch to train next."""
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of a checkpoint."""
         self.network.load_state_dict(state["network"])
         if self._averaged is not None:
             self._averaged.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.best_weights = state["best_weights"]
-        self.outcome = Outcome(**state["outcome"])
-        return int(state["next_epoch"])
 
-    def score_initial(self) -> None:
-        set_training(self.kept, False)
-        if (unusable := non_finite_tensor(self.best_weights)) is not None:
-            raise TrainingError(f"before training: {unusable} of the network is not finite")
-        self.outcome.best = self._scores("before training")
-
-    def run_epoch(self, epoch: int) -> None:
-        """Train and score an epoch."""
-        started = time.monotonic()
-        mean = float(distributed.mean(self._steps(epoch))) / max(len(self.batches), 1)  # waits for the GPU
-        speed = len(self.batches) * self.batches.batch_size / (time.monotonic() - started)
-        if not math.isfinite(mean):
-            raise TrainingError(
-                f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {self.schedule.lr}) or check the data"
-            )
-        row = {"epoch": float(epoch), "loss": mean, **self._score_epoch(epoch)}
-        self.outcome.history.append(row)
-        # Numbered from 1, as in the other lines about epochs.
-        text = " ".join(f"{name}={value:.4g}" for name, value in {**row, "epoch": float(epoch + 1)}.items())
-        self.say(f"{text} images/s={speed:.4g} seconds={time.monotonic() - started:.1f}")
-
-    def _steps(self, epoch: int) -> Tensor:
-        """Train an epoch; returns the sum of the losses."""
+    def run_epoch(self, epoch: int) -> float:
+        """Train an epoch; returns the mean of the losses."""
         schedule, steps = self.schedule, len(self.batches)
         torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
         set_training(self.network, True)
@@ -238,29 +210,12 @@ class _Training:
                 self._decay = min(schedule.ema, (1 + step) / (10 + step))
                 self._averaged.update_parameters(self.network)
             total += value.detach()
-        return total
+        if self._averaged is not None:
+            self._fit_statistics(epoch)
+        return float(distributed.mean(total)) / max(steps, 1)  # waits for the GPU
 
     def _average(self, kept: Any, new: Any, _count: Any) -> None:
         torch._foreach_lerp_(kept, new, 1.0 - self._decay)
-
-    def _score_epoch(self, epoch: int) -> dict[str, float]:
-        """Score the epoch, and keep its weights if they are the best so far."""
-        if self._averaged is not None:
-            self._fit_statistics(epoch)
-        set_training(self.kept, False)
-        when = f"epoch {epoch + 1}, lr {self.schedule.lr}"
-        # The loss can be finite, because training normalizes by the statistics of each batch.
-        unusable = distributed.from_first(non_finite_tensor(self.kept.state_dict()))
-        if unusable is not None:
-            if distributed.rank() == 0:
-                log.warning("%s: not scored and not kept, because %s is not finite", when, unusable)
-            return {}
-        scores, outcome = self._scores(when), self.outcome
-        best = outcome.best[self.main]
-        # A score equal to that of the initial weights counts as better.
-        if math.isnan(best) or scores[self.main] > best or (scores[self.main] == best and outcome.epoch < 0):
-            outcome.best, outcome.epoch, self.best_weights = scores, epoch, copy.deepcopy(self.kept.state_dict())
-        return scores
 
     def _fit_statistics(self, epoch: int) -> None:
         """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
@@ -271,23 +226,27 @@ class _Training:
         with autocast(self.device, self.schedule.precision):
             update_bn(itertools.islice(images, _STATISTICS_BATCHES), self.kept)
 
-    def _scores(self, when: str) -> dict[str, float]:
-        """The scores of the kept network, from rank 0. Raises TrainingError if its outputs cannot be scored. when:
-        start of the message.
-        """
-        scores: dict[str, float] = {}
-        if distributed.rank() == 0:
-            try:
-                scores = self._score(self.kept)
-            except OutputError as error:
-                raise TrainingError(f"{when}: the network cannot be scored: {error}") from None
-        return dict(distributed.from_first(scores))
+
+def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
+    """The scores of rank 0's network, in all processes. Raises TrainingError if it cannot be scored. when: start of
+    the message.
+    """
+    set_training(network, False)
+    scores: dict[str, float] = {}
+    if distributed.rank() == 0:
+        # The loss can be finite, because training normalizes by the statistics of each batch.
+        if (unusable := non_finite_tensor(network.state_dict())) is not None:
+            raise TrainingError(f"{when}: {unusable} of the network is not finite")
+        try:
+            scores = score(network)
+        except OutputError as error:
+            raise TrainingError(f"{when}: the network cannot be scored: {error}") from None
+    return dict(distributed.from_first(scores))
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32" and device.type == "cuda")
+def _say(text: str) -> None:
+    if distributed.rank() == 0:
+        tqdm.write(text, sys.stderr)
 
 
 def set_training(network: nn.Module, mode: bool) -> None:

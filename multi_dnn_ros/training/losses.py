@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
+from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.networks import cells
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.samples import Batch
+
+#: Loss of raw outputs on a batch.
+Loss = Callable[[Any, Batch], Tensor]
+#: Combinations of grid strides in YOLO-style heads.
+_STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), (8, 16, 32, 64))
+#: Temperature of the class distributions that a student learns (Hinton et al. 2015).
+_TEMPERATURE = 4.0
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32" and device.type == "cuda")
 
 
 class ClassificationLoss:
@@ -130,7 +147,7 @@ class DetectionLoss:
         inside = ((x - centre[..., :1]).abs() < reach[..., :1]) & ((y - centre[..., 1:]).abs() < reach[..., 1:])
         valid = (classes >= 0)[..., None]  # (B, M, 1)
         free = (inside & (classes <= -2)[..., None]).any(dim=1)
-        overlap = _iou(truth, boxes)  # (B, M, N)
+        overlap = torch.stack([box_iou(*pair) for pair in zip(truth, boxes, strict=True)]).nan_to_num()
         class_score = scores.transpose(1, 2).gather(1, classes.clamp(min=0)[..., None].expand(-1, -1, scores.shape[1]))
         metric = class_score.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.beta) * (inside & valid)
         best = metric.topk(min(self.top, metric.shape[2]), dim=2)
@@ -142,16 +159,6 @@ class DetectionLoss:
         taken = strength >= 0
         quality = aligned.gather(1, owner[:, None]).squeeze(1) * taken
         return torch.where(taken, owner, -1), quality, free & ~taken
-
-
-def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of (B, M, 4) with (B, N, 4) -> (B, M, N)."""
-    a, b = a[:, :, None], b[:, None]
-    size = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
-    common = size[..., 0] * size[..., 1]
-    (width_a, height_a), (width_b, height_b) = ((c[..., 2:] - c[..., :2]).clamp(min=0).unbind(-1) for c in (a, b))
-    area_a, area_b = width_a * height_a, width_b * height_b
-    return common / (area_a + area_b - common).clamp(min=1e-9)
 
 
 class TorchvisionLoss:
@@ -190,3 +197,74 @@ class TorchvisionLoss:
             return torch.full((len(self.anchors),), -1, dtype=torch.int64, device=self.anchors.device)
         matched: Tensor = self.detector.proposal_matcher(box_iou(target["boxes"], self.anchors))
         return matched
+
+
+def lane_loss(dnn: Dnn, source: Source) -> Loss:
+    """The loss for decoder `lane`, with the classes that it treats as lanes."""
+    decoder: Any = dnn.decoder
+    return LaneLoss(lane_classes=decoder.chosen_classes)
+
+
+def torchvision_loss(dnn: Dnn, source: Source) -> Loss:
+    """The loss for decoder `torchvision`: the detector's own."""
+    decoder: Any = dnn.decoder
+    detector: Any = copy.deepcopy(source.detector)
+    detector.backbone = nn.Identity()
+    return TorchvisionLoss(detector, decoder.anchors, decoder.level_sizes)
+
+
+def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:
+    """The loss for decoder `yolo`; None if the number of anchor points matches none of the known grids."""
+    size = (dnn.preprocess.width, dnn.preprocess.height)
+    with torch.no_grad():
+        (output,) = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))
+    for strides in _STRIDES:
+        if len(cells(*size, strides)[0]) == output.shape[2]:
+            return DetectionLoss(size, strides)
+    return None
+
+
+class Distilled:
+    """A loss that combines the truth with a teacher's outputs for the same (augmented) images.
+
+    loss: loss on the truth; None: the teacher alone counts. teacher: in eval mode on the training device. weight: share
+    of the teacher, 0..1. classes: whether the outputs are logits of classes.
+    """
+
+    def __init__(self, loss: Loss | None, teacher: nn.Module, weight: float, classes: bool, precision: str) -> None:
+        self.loss = loss
+        self.teacher = teacher.requires_grad_(False)
+        self.weight = 1.0 if loss is None else weight
+        self.difference = class_difference if classes else output_difference
+        self.precision = precision
+
+    def __call__(self, outputs: Any, batch: Batch) -> Tensor:
+        image = batch["image"]
+        with torch.no_grad(), autocast(image.device, self.precision):
+            target = self.teacher(image)
+        value = self.weight * self.difference(outputs, target)
+        if self.loss is not None and self.weight < 1.0:
+            value = value + (1.0 - self.weight) * self.loss(outputs, batch)
+        return value
+
+
+def class_difference(outputs: Any, target: Any) -> Tensor:
+    """Kullback-Leibler divergence of two classifiers' softened class distributions, times the temperature squared."""
+    student, teacher = (F.log_softmax(logits_of(each).float() / _TEMPERATURE, dim=1) for each in (outputs, target))
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * _TEMPERATURE**2
+
+
+def output_difference(outputs: Any, target: Any) -> Tensor:
+    """Difference between raw outputs of two detectors or lane networks, in units of the teacher's standard deviation.
+
+    A smooth L1 distance (Girshick 2015), so that one outlier box does not dominate; each row of axis 1 has its own
+    deviation, because box sides in pixels and scores are in the same tensor.
+    """
+    students, teachers = pytree.tree_leaves(outputs), pytree.tree_leaves(target)
+    total = torch.zeros((), device=students[0].device)
+    for student, teacher in zip(students, teachers, strict=True):
+        wanted = teacher.float()
+        axes = [axis for axis in range(wanted.ndim) if axis != 1]
+        spread = wanted.std(dim=axes, keepdim=True, correction=0).clamp(min=1e-3)
+        total = total + F.smooth_l1_loss(student.float() / spread, wanted / spread)
+    return total / len(students)

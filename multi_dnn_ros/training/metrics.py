@@ -20,37 +20,22 @@ LANE_WIDTH = 320
 
 @dataclass(frozen=True)
 class Truth:
-    """Ground truth of an image. boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32,
-    visible objects that do not count. crowd_ids: (M,) int64, the class of each ignored box that is a crowd by COCO's
-    rules, -1 for others; None: no crowds. `mean_average_precision` uses ignored boxes other than crowds only with
-    `ignore`.
+    """Ground truth of an image. boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. crowds: (N,) bool, whether
+    a box holds several objects (COCO's `iscrowd`); None: no box does.
     """
 
     boxes: npt.NDArray[np.float32]
     class_ids: npt.NDArray[np.int64]
-    ignored: npt.NDArray[np.float32] | None = None
-    crowd_ids: npt.NDArray[np.int64] | None = None
+    crowds: npt.NDArray[np.bool_] | None = None
 
-    @classmethod
-    def among(
-        cls,
-        labels: Sequence[str],
-        boxes: npt.NDArray[np.float32],
-        class_ids: npt.NDArray[np.int64],
-        names: Sequence[str],
-        ignored: npt.NDArray[np.float32] | None = None,
-        crowd_ids: npt.NDArray[np.int64] | None = None,
-    ) -> Truth:
-        """The true boxes and crowds whose class is in `labels`, with class numbers of `labels`. names: class names that
-        `class_ids` and `crowd_ids` refer to.
+    def among(self, names: Sequence[str], labels: Sequence[str]) -> Truth:
+        """The boxes whose class is in `labels`, with class numbers of `labels`. names: the classes that `class_ids`
+        refers to.
         """
         numbers = np.array([labels.index(name) if name in labels else -1 for name in names], np.int64)
-        mapped = numbers[class_ids]
-        if ignored is None or crowd_ids is None:
-            return cls(boxes[mapped >= 0], mapped[mapped >= 0], ignored)
-        crowds = np.append(numbers, -1)[crowd_ids]  # -1 stays -1
-        kept = (crowd_ids < 0) | (crowds >= 0)
-        return cls(boxes[mapped >= 0], mapped[mapped >= 0], ignored[kept], crowds[kept])
+        mapped = numbers[self.class_ids]
+        shown = mapped >= 0
+        return Truth(self.boxes[shown], mapped[shown], None if self.crowds is None else self.crowds[shown])
 
 
 class NoTruth(ValueError):
@@ -72,22 +57,21 @@ class Prediction(Protocol):
 
 
 def mean_average_precision(
-    predictions: Sequence[Prediction], truths: Sequence[Truth], labels: Sequence[str], *, ignore: bool = False
+    predictions: Sequence[Prediction], truths: Sequence[Truth], labels: Sequence[str]
 ) -> dict[str, float]:
     """COCO's average precision (pycocotools), at most 100 boxes per image and class.
 
-    predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). ignore: whether a
-    detection on another ignored box does not count, either; otherwise it is a false positive. Returns "map50" (IoU 0.5,
-    mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises ValueError
-    if the two sequences differ in length, NoTruth if there is no true box.
+    predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). Returns "map50" (IoU
+    0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises
+    ValueError if the two sequences differ in length, NoTruth if there is no true box.
     """
-    evaluation = _matched(predictions, truths, len(labels), ignore)
-    if not any(len(truth.boxes) for truth in truths):
-        raise NoTruth(f"no true box in {len(truths)} images: average precision is undefined")
+    evaluation = _matched(predictions, truths, len(labels))
     with contextlib.redirect_stdout(io.StringIO()):  # suppress pycocotools' progress output
         evaluation.accumulate()
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class): all areas, 100 boxes; -1: no truth
     present = [k for k in range(len(labels)) if (precision[0, :, k] > -1).any()]
+    if not present:
+        raise NoTruth(f"no true box in {len(truths)} images: average precision is undefined")
     by_class = {labels[k]: float(precision[0, :, k].mean()) for k in present}
     return {
         "map50": float(np.mean(list(by_class.values()))),
@@ -102,22 +86,18 @@ def box_points(
     """Precision, recall and false detections per image of a detector at each score threshold, over all classes.
 
     predictions, truths: one per image. classes: number of classes. Detections are matched with true boxes as for
-    mAP@0.5; those on an ignored box do not count. A figure without a denominator is None.
+    mAP@0.5; those on a crowd do not count. A figure without a denominator is None.
     """
-    scores: list[float] = []
-    correct: list[bool] = []
-    evaluation = _matched(predictions, truths, classes, True)
-    for found in evaluation.evalImgs:
-        if found is not None and found["aRng"] == evaluation.params.areaRng[0]:  # of all sizes
-            counted = ~found["dtIgnore"][0].astype(bool)
-            scores += np.asarray(found["dtScores"])[counted].tolist()
-            correct += (found["dtMatches"][0][counted] > 0).tolist()
-    total = sum(len(truth.boxes) for truth in truths)
-    score_of, is_correct = np.array(scores, np.float64), np.array(correct, bool)
+    evaluation = _matched(predictions, truths, classes)
+    all_sizes = [each for each in evaluation.evalImgs if each and each["aRng"] == evaluation.params.areaRng[0]]
+    counted = [~each["dtIgnore"][0].astype(bool) for each in all_sizes]
+    pairs = list(zip(all_sizes, counted, strict=True))
+    scores = np.concatenate([np.asarray(each["dtScores"], float)[kept] for each, kept in pairs] or [np.zeros(0)])
+    correct = np.concatenate([each["dtMatches"][0][kept] > 0 for each, kept in pairs] or [np.zeros(0, bool)])
+    total = int(sum((each["gtIgnore"] == 0).sum() for each in all_sizes))
     points = []
     for threshold in thresholds:
-        kept = score_of >= threshold
-        count, right = int(kept.sum()), int((kept & is_correct).sum())
+        count, right = int((scores >= threshold).sum()), int(correct[scores >= threshold].sum())
         points.append({
             "threshold": threshold,
             "precision": right / count if count else None,
@@ -127,7 +107,7 @@ def box_points(
     return points
 
 
-def _matched(predictions: Sequence[Prediction], truths: Sequence[Truth], classes: int, ignore: bool) -> Any:
+def _matched(predictions: Sequence[Prediction], truths: Sequence[Truth], classes: int) -> Any:
     """pycocotools' evaluation with the matches of detections and true boxes."""
     with optional("average precision"):
         from pycocotools.coco import COCO
@@ -135,11 +115,17 @@ def _matched(predictions: Sequence[Prediction], truths: Sequence[Truth], classes
 
     if len(predictions) != len(truths):
         raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
-    annotations = [row for image, truth in enumerate(truths, 1) for row in _true_rows(image, truth, classes, ignore)]
-    found = [row for image, prediction in enumerate(predictions, 1) for row in _prediction_rows(image, prediction)]
+    true: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+    for image, (prediction, truth) in enumerate(zip(predictions, truths, strict=True), 1):
+        crowds = np.zeros(len(truth.boxes), bool) if truth.crowds is None else truth.crowds
+        for box, k, crowd in zip(truth.boxes, truth.class_ids, crowds, strict=True):
+            true.append(_row(image, box, k) | {"iscrowd": int(crowd)})
+        for box, k, score in zip(prediction.boxes, prediction.class_ids, prediction.scores, strict=True):
+            found.append(_row(image, box, k) | {"score": float(score)})
     with contextlib.redirect_stdout(io.StringIO()):
         reference, results = COCO(), COCO()
-        for data, rows in ((reference, annotations), (results, found)):
+        for data, rows in ((reference, true), (results, found)):
             data.dataset = {
                 "images": [{"id": image} for image in range(1, len(truths) + 1)],
                 "categories": [{"id": k} for k in range(classes)],
@@ -151,28 +137,10 @@ def _matched(predictions: Sequence[Prediction], truths: Sequence[Truth], classes
     return evaluation
 
 
-def _true_rows(image: int, truth: Truth, classes: int, ignore: bool) -> list[dict[str, Any]]:
-    rows = [_row(image, box, int(c)) for box, c in zip(truth.boxes, truth.class_ids, strict=True)]
-    if truth.ignored is None:
-        return rows
-    crowds = np.full(len(truth.ignored), -1) if truth.crowd_ids is None else truth.crowd_ids
-    for box, crowd in zip(truth.ignored, crowds, strict=True):
-        excused: Sequence[int] = [int(crowd)] if crowd >= 0 else range(classes) if ignore else ()
-        rows += [{**_row(image, box, c), "iscrowd": 1, "ignore": 1} for c in excused]
-    return rows
-
-
-def _prediction_rows(image: int, prediction: Prediction) -> list[dict[str, Any]]:
-    return [
-        {**_row(image, box, int(c)), "score": float(score)}
-        for box, c, score in zip(prediction.boxes, prediction.class_ids, prediction.scores, strict=True)
-    ]
-
-
 def _row(image: int, box: npt.NDArray[np.float32], class_id: int) -> dict[str, Any]:
     x1, y1, x2, y2 = (float(side) for side in box)
     bbox = [x1, y1, x2 - x1, y2 - y1]
-    return {"image_id": image, "category_id": class_id, "bbox": bbox, "area": bbox[2] * bbox[3], "iscrowd": 0}
+    return {"image_id": image, "category_id": int(class_id), "bbox": bbox, "area": bbox[2] * bbox[3]}
 
 
 @dataclass

@@ -18,9 +18,9 @@ from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.data import PARTS, Data, check_data
-from multi_dnn_ros.training.distillation import Distilled
-from multi_dnn_ros.training.loop import Loss, Schedule, train
+from multi_dnn_ros.training.data import Data, Part
+from multi_dnn_ros.training.loop import Schedule, train
+from multi_dnn_ros.training.losses import Distilled, Loss
 from multi_dnn_ros.training.metrics import NoTruth
 from multi_dnn_ros.training.scoring import MAIN, device_of, score_rows
 from multi_dnn_ros.training.trainable import Trainable
@@ -52,20 +52,19 @@ def retrain(
     network = student.network.to(device)
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    checked = [check_data(data, PARTS if k == 0 else PARTS[:2]) for k, data in enumerate(sets)]
     batches = Batches(
-        [data.part("train") for data in checked], student.task, student.inputs, batch_size, schedule.seed, device,
-        schedule.mix, len(checked[0].labels),
+        [data.part("train") for data in sets], student.task, student.inputs, batch_size, schedule.seed, device,
+        schedule.mix, len(sets[0].labels),
     )  # fmt: skip
     main = MAIN[student.task]
 
     def score(scored: nn.Module) -> dict[str, float]:
-        each = [_scores(student, scored, data, "choice") for data in checked]
+        each = [_scores(student, scored, data, "choice") for data in sets]
         # Mean over the sets, so that none is sacrificed for another.
         return {**each[0], main: sum(scores[main] for scores in each) / len(each)}
 
     settings: dict[str, Any] = {
-        "data": {data.name: {part: len(data.part(part)) for part in data.stored} for data in checked},
+        "data": {data.name: {part: len(data.part(part)) for part in data.stored} for data in sets},
         "schedule": asdict(schedule),
         "batch_size": batch_size,
         "loss": _loss_settings(student.loss),
@@ -75,14 +74,14 @@ def retrain(
     identity = {**settings, "model": student.model, "size": list(student.size)}
     if teacher is not None:
         identity["teacher weights"] = weights_digest(teacher.network.state_dict())
-    before = _test(student, network, checked[0], "before")
+    before = _test(student, network, sets[0], "before")
     begin = time.monotonic()
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches have one size
         outcome = train(
             network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity
         )  # fmt: skip
     seconds = time.monotonic() - begin
-    after = _test(student, network, checked[0], f"after {seconds:.0f} s")
+    after = _test(student, network, sets[0], f"after {seconds:.0f} s")
     network.cpu()
     return {
         **settings,
@@ -120,14 +119,10 @@ def _run(student: Trainable, size: tuple[int, int]) -> Any:
 
 
 def _loss_settings(loss: Loss | None) -> dict[str, Any] | None:
-    """The class of a loss and its options that are numbers or tuples of them, such as label smoothing."""
+    """The class of a loss and its options that are numbers, such as label smoothing."""
     if loss is None:
         return None
-    options = {
-        name: value
-        for name, value in getattr(loss, "__dict__", {}).items()
-        if all(isinstance(each, (int, float)) for each in (value if isinstance(value, tuple) else (value,)))
-    }
+    options = {name: value for name, value in vars(loss).items() if isinstance(value, (int, float))}
     return {"kind": type(loss).__name__, **options}
 
 
@@ -136,14 +131,13 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
         if student.loss is None:
             raise TrainingError(f"the outputs of {student.model} have no loss of their own; give a teacher")
         return student.loss
-    of_teacher, of_student = (_input_description(network) for network in (teacher, student))
-    different = [name for name in of_student if of_teacher.get(name, of_student[name]) != of_student[name]]
-    if different:
-        texts = [", ".join(f"{name} {each[name]}" for name in different) for each in (of_teacher, of_student)]
-        raise TrainingError(
-            f"the teacher {teacher.model} is for {texts[0]}, {student.model} for {texts[1]}: both must take the "
-            "same input"
-        )
+    theirs, own = _input_of(teacher), _input_of(student)
+    for name, value in own.items():
+        if theirs[name] != value:
+            raise TrainingError(
+                f"the teacher {teacher.model} is for {name} {theirs[name]}, {student.model} for {value}: both must "
+                "take the same input"
+            )
     # Each on its own device: a teacher that was used in an earlier run is still on the device of that run.
     outputs = [pytree.tree_leaves(_run(network, student.size)) for network in (student, teacher)]
     shapes = [[tuple(leaf.shape[1:]) for leaf in leaves] for leaves in outputs]
@@ -155,20 +149,15 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
     return Distilled(student.loss, teaching, weight, student.task == "classes", precision)
 
 
-def _input_description(network: Trainable) -> dict[str, Any]:
-    """What the network's images are, by the names of the options."""
-    width, height = network.size
+def _input_of(network: Trainable) -> dict[str, Any]:
+    """What the network's images are. Padding has no effect on stretched ones."""
     framing = network.framing
     padding = {"centered": framing.centered, "pad": framing.pad} if framing.fit == "letterbox" else {}
     return {
         "task": network.task,
-        "size": f"{width}x{height}",
-        "color": "bgr" if network.inputs.bgr else "rgb",
-        "mean": list(network.inputs.mean),
-        "std": list(network.inputs.std),
-        "resize": framing.fit,
-        "antialias": framing.antialias,
-        **padding,
+        "size": network.size,
+        "resize": {"fit": framing.fit, "antialias": framing.antialias, **padding},
+        "colours": network.inputs,
     }
 
 
@@ -181,7 +170,7 @@ def _test(student: Trainable, network: nn.Module, data: Data, when: str) -> dict
     return dict(distributed.from_first(scores))
 
 
-def _scores(student: Trainable, network: nn.Module, data: Data, part: Any) -> dict[str, float]:
+def _scores(student: Trainable, network: nn.Module, data: Data, part: Part) -> dict[str, float]:
     try:
         scores = score_rows(student, data.part(part), network)
     except NoTruth as error:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
 from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.file_lock import waiting_lock
-from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
-from multi_dnn_ros.training.samples import IGNORED, NO_BOX, Batch, DatasetError, Rows, Sample, fit
+from multi_dnn_ros.training.data_kinds import DatasetError
+from multi_dnn_ros.training.samples import IGNORED, NO_BOX, Batch, Rows, Sample, fit
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess
 
-#: Scenes that a process renders at a time.
-_CHUNK = 32
 #: Share of the training scenes that are rendered at 640x360 instead of 640x480.
 _WIDE = 0.3
+#: Fewer scenes are rendered sooner than processes are started.
+_FEW = 100
 
 
 class RoadRows(Rows):
-    """Scenes 0 .. count - 1 of a seed. `sample` draws one; `read` takes it from a file, into which all are rendered
+    """Scenes 0 .. count - 1 of a seed. `sample` draws one; an index takes it from a file, into which all are rendered
     first.
 
     labels: the network's classes, by whose numbers boxes are given; boxes of other classes are left out. truth: which
@@ -65,14 +63,14 @@ class RoadRows(Rows):
         mask = scene.lane_mask if "lanes" in self._truth else None
         return Sample(scene.image, boxes=boxes[shown], classes=classes[shown], mask=mask)
 
-    def read(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         return {name: torch.from_numpy(self._stored[index][name].copy()) for name in self._stored.dtype.names or ()}
 
     @cached_property
     def _stored(self) -> np.ndarray:
         """The rendered scenes, memory-mapped, as a structured array. While one process renders, others wait.
 
-        Raises OSError that names the file if the disk is full, DatasetError if a process was killed.
+        Raises OSError that names the file if the disk is full.
         """
         with waiting_lock(self._file.with_name(f".{self._file.name}.lock")):
             if not self._file.is_file():
@@ -85,39 +83,36 @@ class RoadRows(Rows):
         return stored
 
     def _render(self, file: Path) -> None:
-        chunks = [range(first, min(first + _CHUNK, self._count)) for first in range(0, self._count, _CHUNK)]
-        processes = min(cpu_count(), len(chunks))
-        with (
-            tqdm(total=self._count, desc="render the road", unit="scene", mininterval=1.0) as bar,
-            ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool,
-            file.open("wb") as out,
-        ):
-            try:
-                for rows in pool.map(self._chunk, chunks):
-                    if out.tell() == 0:
-                        header = np.lib.format.header_data_from_array_1_0(rows) | {"shape": (self._count,)}
-                        np.lib.format.write_array_header_2_0(out, header)
-                    out.write(rows.tobytes())
-                    bar.update(len(rows))
-            except BrokenProcessPool:
-                raise DatasetError(
-                    f"{file}: one of {processes} rendering processes was killed; is there too little memory?"
-                ) from None
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, do not render everything
-                raise
-
-    def _chunk(self, chunk: range) -> np.ndarray:
-        rows = [{name: part.numpy() for name, part in fit(self.sample(k), self.framing).items()} for k in chunk]
-        kinds = np.dtype([(name, part.dtype, part.shape) for name, part in rows[0].items()])
-        stacked = np.empty(len(rows), kinds)
-        for number, row in enumerate(rows):
-            for name, part in row.items():
-                stacked[number][name] = part
-        return stacked
+        workers = cpu_count() if self._count >= _FEW else 0
+        loader = DataLoader(
+            _Rendered(self), batch_size=None, num_workers=workers, worker_init_fn=_use_one_thread,
+            multiprocessing_context="spawn" if workers else None,
+        )  # fmt: skip
+        bar = tqdm(loader, "render the road", self._count, unit="scene", mininterval=1.0)
+        with file.open("wb") as out:
+            for kind, record in bar:  # written one by one: all together may be larger than the memory
+                if out.tell() == 0:
+                    header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False}
+                    np.lib.format.write_array_header_2_0(out, {**header, "shape": (self._count,)})
+                out.write(record)
 
 
-def _begin_process() -> None:
-    end_with_parent()  # each process holds both ends of the pool's queue and would otherwise wait forever
+class _Rendered(Dataset[tuple[np.dtype, bytes]]):
+    """Rows as records of a structured array: type and content."""
+
+    def __init__(self, rows: RoadRows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[np.dtype, bytes]:
+        row = fit(self.rows.sample(index), self.rows.framing)
+        record = np.empty((), np.dtype([(name, part.numpy().dtype, part.shape) for name, part in row.items()]))
+        for name, part in row.items():
+            record[name] = part.numpy()
+        return record.dtype, record.tobytes()
+
+
+def _use_one_thread(worker: int) -> None:
     cv2.setNumThreads(1)
-    torch.set_num_threads(1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from multi_dnn_ros.training.data_kinds import DatasetError
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -23,10 +25,6 @@ Batch = dict[str, Tensor]
 MAX_BOXES = 96
 #: Class numbers of padding rows, of ignored boxes, and of crowds, which are also ignored: CROWD - k for class k.
 NO_BOX, IGNORED, CROWD = -1, -2, -3
-
-
-class DatasetError(ValueError):
-    """A data set is missing, empty or malformed; the message names the file or folder."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Sample:
     mask: npt.NDArray[np.uint8] | None = None
 
 
-class Rows(ABC):
+class Rows(Dataset[Batch]):
     """One part of a data set. framing: how an image is fitted to a network's input, without mean and std."""
 
     framing: Preprocess
@@ -64,12 +62,15 @@ class Rows(ABC):
         """The recording of which row `index` is a frame; rows of one recording are nearly equal."""
         return self.name(index)
 
-    def read(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         """Row `index` fitted to the input: image (3, h, w) uint8; label () int64, or boxes (MAX_BOXES, 4) float32 in
         pixels of the input and classes (MAX_BOXES,) int64, or mask (1, h, w) uint8, 0..255 = share that is lane.
         Raises DatasetError as `sample` does.
         """
         return fit(self.sample(index), self.framing)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[index] for index in range(len(self)))
 
 
 class SomeRows(Rows):
@@ -87,12 +88,12 @@ class SomeRows(Rows):
     def sample(self, index: int) -> Sample:
         return self.rows.sample(self.indices[index])
 
-    def read(self, index: int) -> Batch:
-        return self.rows.read(self.indices[index])
+    def __getitem__(self, index: int) -> Batch:
+        return self.rows[self.indices[index]]
 
 
 def fit(sample: Sample, framing: Preprocess) -> Batch:
-    """A sample fitted to an input, see `Rows.read`."""
+    """A sample fitted to an input, see `Rows`."""
     row: Batch = {"image": framed(sample.image, framing)}
     area = framing.geometry((sample.image.shape[0], sample.image.shape[1]))
     if sample.label is not None:
@@ -120,10 +121,12 @@ def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> Tensor:
 
 
 def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> Truth:
-    """The truth from boxes (N, 4) float32 and class numbers (N,) int64, which may be NO_BOX, IGNORED or CROWD - k."""
-    ignored = classes <= IGNORED
-    # CROWD - IGNORED is -1: no crowd.
-    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[ignored], CROWD - classes[ignored])
+    """The truth from boxes (N, 4) float32 and class numbers (N,) int64. Ignored boxes are left out of it, so that a
+    detection there counts as false.
+    """
+    crowd = classes <= CROWD
+    shown = crowd | (classes >= 0)
+    return Truth(boxes[shown], np.where(crowd, CROWD - classes, classes)[shown], crowd[shown])
 
 
 def read_image(path: Path, mode: int = cv2.IMREAD_COLOR) -> npt.NDArray[Any]:

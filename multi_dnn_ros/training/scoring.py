@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from numbers import Real
 from typing import Any
@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.planning.timing import Target, prepared
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.losses import logits_of
 from multi_dnn_ros.training.metrics import LaneScore, NoTruth, Truth, box_points
 from multi_dnn_ros.training.samples import Batch, Rows, truth_of
-from multi_dnn_ros.training.trainable import Trainable
+from multi_dnn_ros.training.trainable import SingleImages, Trainable
 from multi_dnn_ros.vision.result_kind import ResultKind
 
 #: The deciding score by task; larger is better.
@@ -33,17 +35,6 @@ LANE_SHARE = 102
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: The node's default NMS threshold.
 _NODE_IOU = 0.5
-
-
-class _Read(Dataset[Batch]):
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.rows.read(index)
 
 
 def device_of(network: nn.Module) -> torch.device:
@@ -58,7 +49,7 @@ def _run(
     """Yield (raw outputs, batch), in the order of the rows, on the network's device. progress: title of the bar."""
     device = device_of(network)
     with tqdm(total=len(rows), desc=progress, unit="image", disable=None if progress else True) as bar:
-        for batch in DataLoader(_Read(rows), batch_size):
+        for batch in DataLoader(rows, batch_size):
             image = batch["image"].to(device)
             yield network(trained.inputs(image.float() / 255.0)), batch
             bar.update(len(image))
@@ -79,8 +70,8 @@ def score_rows(
             logits_of(outputs).float().cpu().topk(min(5, outputs.shape[1]), dim=1).indices == batch["label"][:, None]
             for outputs, batch in found
         ]
-        correct = torch.cat([each.any(dim=1) for each in ranked]), torch.cat([each[:, 0] for each in ranked])
-        return {"top1": float(correct[1].double().mean()), "top5": float(correct[0].double().mean())}
+        hits = torch.cat(ranked).double()
+        return {"top1": float(hits[:, 0].mean()), "top5": float(hits.amax(dim=1).mean())}
     kind, decoder = trained.kind, trained.decoder
 
     def pairs() -> Iterator[tuple[Any, Any]]:
@@ -100,28 +91,18 @@ def scores_of(kind: ResultKind, pairs: Iterable[tuple[Any, Any]], labels: Sequen
     """
     if kind.score is None:
         raise ExtensionError(f"results of kind '{kind.name}' cannot be scored")
-    failures: list[Exception] = []
-
-    def watched() -> Iterator[tuple[Any, Any]]:
-        try:
-            yield from pairs
-        except Exception as error:
-            failures.append(error)
-            raise
-
-    named = f"`score` of result kind '{kind.name}'"
+    listed = list(pairs)
     try:
-        scores: Any = extensions.loaded(kind.score)(watched(), labels)
+        scores: Any = extensions.loaded(kind.score)(listed, labels)
+        values = {str(name): float(value) for name, value in scores.items() if isinstance(value, Real)}
+    except NoTruth:
+        raise
     except Exception as error:  # whatever a module of another package raises
-        if isinstance(error, NoTruth) or error in failures:  # of the network or the decoder
-            raise
-        raise ExtensionError(f"{named} raised {type(error).__name__}: {summarize_error(error)}") from error
-    if not isinstance(scores, Mapping):
-        raise ExtensionError(f"{named} returned {type(scores).__name__}; expected scores by name")
-    for name, value in scores.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise ExtensionError(f"{named} returned {value!r} as '{name}'; allowed: finite numbers")
-    return {str(name): float(value) for name, value in scores.items()}
+        problem = f"{type(error).__name__}: {summarize_error(error)}"
+        raise ExtensionError(f"`score` of result kind '{kind.name}' raised {problem}") from error
+    if values.keys() != scores.keys() or not all(map(math.isfinite, values.values())):
+        raise ExtensionError(f"`score` of result kind '{kind.name}' returned {scores}; allowed: finite numbers by name")
+    return values
 
 
 def operating_points(
@@ -132,19 +113,17 @@ def operating_points(
     """
     decoder: Any = trained.decoder
     before = decoder.score_threshold, decoder.iou_threshold
-    decoder.iou_threshold = _NODE_IOU
+    decoder.score_threshold, decoder.iou_threshold = THRESHOLDS[0], _NODE_IOU
     detections, truths = [], []
     lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
     try:
         for leaves, truth, size in _by_image(_run(trained, network, rows, batch_size, progress)):
             if isinstance(truth, Truth):
-                decoder.score_threshold = THRESHOLDS[0]
                 detections.append(decoder(leaves, size))
                 truths.append(truth)
                 continue
-            for threshold, score in lanes.items():
-                decoder.score_threshold = threshold
-                score.add(decoder(leaves, size).mask, np.asarray(truth))
+            for decoder.score_threshold, score in lanes.items():
+                score.add(decoder(leaves, size).mask, truth)
     finally:
         decoder.score_threshold, decoder.iou_threshold = before
     if truths:
@@ -163,9 +142,46 @@ def _by_image(found: Iterator[tuple[Any, Batch]]) -> Iterator[tuple[tuple[Tensor
     for outputs, batch in found:
         leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
         for k, image in enumerate(batch["image"]):
-            truth: Any
+            truth: Truth | np.ndarray
             if "mask" in batch:
                 truth = batch["mask"][k, 0].numpy() >= LANE_SHARE
             else:
                 truth = truth_of(batch["boxes"][k].numpy(), batch["classes"][k].numpy())
             yield tuple(leaf[k : k + 1] for leaf in leaves), truth, (image.shape[1], image.shape[2])
+
+
+class Served(nn.Module):
+    """A network as served by the node: cut, folded, and run by a backend in its precision, image by image.
+
+    forward(images (B, 3, h, w) float32 on the target's device) -> raw outputs of B images, float32: one tensor if the
+    network returns one, otherwise a tuple of its tensors in the order of tuples and dicts. warnings: the backend's
+    warnings, for example about jobs that stay in float32 or eager mode.
+    """
+
+    def __init__(self, network: nn.Module, size: tuple[int, int], target: Target) -> None:
+        """network: on the CPU; not modified. size: (width, height) of its input. Raises what cutting or the backend
+        raises.
+        """
+        super().__init__()
+        width, height = size
+        # Networks exported for one image are served unchanged.
+        single = network.network if isinstance(network, SingleImages) else network
+        with CapturedWarnings("multi_dnn_ros.backends") as captured:
+            self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
+        self.warnings = captured.messages
+        # Scoring uses the device of the first parameter; the stages do not expose theirs.
+        self.device_marker = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        with torch.cuda.device_of(images):  # graphs launch on the current device; no effect on a CPU
+            outputs = [self._run_single(image) for image in images.split(1)]
+            leaves = tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
+        return leaves[0] if len(leaves) == 1 else leaves
+
+    def _run_single(self, image: Tensor) -> tuple[Tensor, ...]:
+        carried: tuple[Tensor, ...] = (image,)
+        with torch.inference_mode():
+            for stage in self._chain:
+                carried = stage(carried)
+        # Copy: captured graphs write all outputs to the same memory.
+        return tuple(tensor.clone() for tensor in carried)

@@ -23,8 +23,7 @@ from multi_dnn_ros.models.load import dnn_of
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Task
-from multi_dnn_ros.training.loop import Loss
-from multi_dnn_ros.training.losses import ClassificationLoss
+from multi_dnn_ros.training.losses import ClassificationLoss, Loss
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 

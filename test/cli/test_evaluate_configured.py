@@ -136,7 +136,7 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
         (["--params-file", "FILE", "--sms", "8"], "--sms is for MODEL"),
         (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
         (["--params-file", "none.yaml"], "--params-file is none.yaml: no such file"),
-        (["--params-file", "FILE", "--data", "cifar10:x"], "kind 'cifar10' has no images of a camera"),
+        (["--params-file", "FILE", "--data", "cifar10:."], "kind 'cifar10' has no images of a camera"),
     ],
 )
 def test_wrong_arguments(
@@ -154,5 +154,5 @@ def test_all_data_is_opened_before_any_is_scored(
 ) -> None:
     monkeypatch.setattr(configured_scores, "score_dnn", lambda *given: pytest.fail("scored"))
     params = parameters(tmp_path, model, **OUTPUTS)
-    assert main(["evaluate", "--params-file", str(params), "--data", "road", "--data", "cifar10:x"]) != 0
+    assert main(["evaluate", "--params-file", str(params), "--data", "road", "--data", "cifar10:."]) != 0
     assert "kind 'cifar10' has no images of a camera" in capsys.readouterr().err

@@ -60,7 +60,7 @@ STREAMS = (
 
 def perfect(scene: Scene, labels: tuple[str, ...]) -> Detections:
     """The detections of a perfect detector of these classes."""
-    truth = Truth.among(labels, scene.boxes, scene.class_ids, LABELS)
+    truth = Truth(scene.boxes, scene.class_ids).among(LABELS, labels)
     return Detections(truth.boxes, np.full(len(truth.boxes), 0.9, np.float32), truth.class_ids, labels)
 
 

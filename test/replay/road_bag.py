@@ -66,7 +66,7 @@ def box_score(messages: Iterable[Any], label_info: Any, drive: Sequence[Scene], 
     for message in messages:
         scene = drive[index_of(message)]
         found.append(detections(message, labels, names))
-        truths.append(Truth.among(labels, scene.boxes, scene.class_ids, LABELS))
+        truths.append(Truth(scene.boxes, scene.class_ids).among(LABELS, labels))
     return mean_average_precision(found, truths, labels)["map50"]
 
 
