@@ -1,25 +1,25 @@
-"""What is observed of a node: results that arrive, and the resources of its processes and of the computer."""
+"""What is observed of a node: results that arrive, and the resources of its processes."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import time
 from array import array
-from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
-from multi_dnn_ros.ros.board.sensors import Reading, optional_number
+from multi_dnn_ros.ros.board.sensors import Reading
 
 _SMAPS = re.compile(r"^(Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
 #: Longest time from the end of the node to the end of its last process.
 _END_S = 5.0
-_NVIDIA_SMI_LIMIT_S = 5.0
+
+Floats = npt.NDArray[np.float64]
 
 
 class Receipts:
@@ -36,25 +36,18 @@ class Receipts:
         self.at_s.append(at_s)
         self.latency_ms.append(latency_ms)
 
-    def between(self, begin_s: float, end_s: float) -> list[float]:
-        """Latencies of results received in [begin_s, end_s)."""
-        return self.latency_ms[self._range(begin_s, end_s)].tolist()
-
-    def times(self, begin_s: float, end_s: float) -> list[float]:
-        """Times of results received in [begin_s, end_s)."""
-        return self.at_s[self._range(begin_s, end_s)].tolist()
+    def between(self, begin_s: float, end_s: float) -> tuple[Floats, Floats]:
+        """at_s and latency_ms of the results received in [begin_s, end_s)."""
+        at_s = np.array(self.at_s)
+        inside = (begin_s <= at_s) & (at_s < end_s)
+        return at_s[inside], np.array(self.latency_ms)[inside]
 
     def has_image_after(self, fault_s: float) -> bool:
         """Whether there is a result whose image was taken after fault_s."""
-        begin = bisect_left(self.at_s, fault_s)
-        found = zip(self.at_s[begin:], self.latency_ms[begin:], strict=True)
-        return any(at_s - latency_ms / 1e3 > fault_s for at_s, latency_ms in found)
+        return bool((np.array(self.at_s) - np.array(self.latency_ms) / 1e3 > fault_s).any())
 
     def __len__(self) -> int:
         return len(self.at_s)
-
-    def _range(self, begin_s: float, end_s: float) -> slice:
-        return slice(bisect_left(self.at_s, begin_s), bisect_left(self.at_s, end_s))
 
 
 @dataclass(frozen=True)
@@ -62,8 +55,8 @@ class NodeSample:
     """Resources of the node, engine processes included. at_s: monotonic clock. cpu_s: CPU time since the start.
 
     memory_bytes: heap, stacks and shared memory, each shared page once. The pages of mapped files are left out: their
-    share depends on other programs that use the same libraries. gpu_bytes: reserved on GPUs. gpu_share: busy share of
-    the GPU, 0 to 1; None: not readable. sensors: of the whole computer.
+    share depends on other programs that use the same libraries. gpu_bytes: reserved on GPUs. sensors: of the whole
+    computer.
     """
 
     at_s: float
@@ -72,7 +65,6 @@ class NodeSample:
     files: int
     cpu_s: float = 0.0
     gpu_bytes: int = 0
-    gpu_share: float | None = None
     sensors: Reading = field(default_factory=Reading)
 
 
@@ -90,8 +82,8 @@ class ProcessTree:
         self._root = psutil.Process(pid)
         self._cpu_s: dict[psutil.Process, float] = {}  # of all processes so far
 
-    def sample(self, **others: object) -> NodeSample:
-        """Sample all processes; others: further fields. Raises psutil.NoSuchProcess if the root process has ended."""
+    def sample(self, gpu_bytes: int = 0, sensors: Reading | None = None) -> NodeSample:
+        """Sample all processes. Raises psutil.NoSuchProcess if the root process has ended."""
         memory = threads = files = processes = 0
         for process in (self._root, *self._root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
@@ -103,7 +95,8 @@ class ProcessTree:
                 processes += 1
         if not processes:
             raise psutil.NoSuchProcess(self._root.pid)
-        return NodeSample(time.monotonic(), memory, threads, files, sum(self._cpu_s.values()), **others)  # type: ignore[arg-type]
+        cpu_s = sum(self._cpu_s.values())
+        return NodeSample(time.monotonic(), memory, threads, files, cpu_s, gpu_bytes, sensors or Reading())
 
     def left(self) -> list[str]:
         """After the end of the root process: the processes that still run _END_S later."""
@@ -123,21 +116,3 @@ def _memory_bytes(process: psutil.Process) -> int:
         text = ""
     found = [1024 * int(kib) for _, kib in _SMAPS.findall(text)]
     return sum(found) if found else int(process.memory_full_info().uss)  # before Linux 5.4
-
-
-def gpu_busy_share(nvidia_smi_id: str, root: Path = Path("/sys")) -> float | None:
-    """Busy share of a GPU, 0 to 1, from nvidia-smi or, on a Jetson, from its driver; None: neither tells it."""
-    for folder in sorted((root / "class/devfreq").glob("*gpu*")):
-        value = optional_number(folder / "device/load")  # thousandths
-        if value is not None and 0.0 <= value <= 1000.0:
-            return value / 1000.0
-    tool = shutil.which("nvidia-smi")
-    if tool is None or not nvidia_smi_id:
-        return None
-    command = [tool, f"--id={nvidia_smi_id}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        return (
-            float(subprocess.run(command, capture_output=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True).stdout) / 100.0
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None

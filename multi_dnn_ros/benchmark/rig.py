@@ -21,17 +21,16 @@ import numpy as np
 import psutil
 import rclpy
 import yaml
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import QoSProfile
-from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
 from tqdm import tqdm
 
-from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts, gpu_busy_share
+from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
-from multi_dnn_ros.common.reporting import nvidia_smi_id
+from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.ros.board.monitor import BoardMonitor
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.middleware import configure
@@ -43,7 +42,6 @@ NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
 #: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
-_ERROR = 2  # as in DiagnosticStatus
 #: Number of different images of a camera.
 _IMAGES = 20
 #: Results per stream that are queued while the rig does something else; stopping eight cameras takes some seconds.
@@ -112,7 +110,6 @@ class Rig:
         self._started = 0
         self._sampling: Future[None] | None = None
         self._next_sample_s = 0.0
-        self._gpu = ""  # nvidia-smi's name, once the node is active
 
     def __enter__(self) -> Rig:
         self._stack.enter_context(self._interrupts)
@@ -132,9 +129,7 @@ class Rig:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._images = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_images_")))
         parameters = self.folder / "parameters.yaml"
-        parameters.write_text(
-            yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(self.config)}}), encoding="utf-8"
-        )
+        write_text(parameters, yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(self.config)}}))
         domain = self._stack.enter_context(reserved_domain())
         self._environment = loopback_environment(domain)
         os.environ.update(self._environment)
@@ -146,14 +141,8 @@ class Rig:
         self._executor = SingleThreadedExecutor()
         self._stack.callback(self._executor.shutdown)
         self._executor.add_node(self.observer)
-        self._subscriptions = [
-            self.observer.create_subscription(
-                DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50), raw=True
-            )
-        ]
-        with self._interrupts.deferred():
-            child = Child("node", ["run", "--params-file", str(parameters)], self._log("node"), self._environment)
-            self.node = self._stack.enter_context(child)
+        self.observer.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50))
+        self.node = self._start_child("node", "node", ["run", "--params-file", str(parameters)])
         self.processes = ProcessTree(self.node.pid)
         self._monitor = BoardMonitor(self.problems.append, period_s=1.0)
         self._stack.callback(self._monitor.close)
@@ -165,19 +154,14 @@ class Rig:
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         # Only now: the kind of a result, and with it the topic, may be determined by the model.
         self._results = reported_results(self.value("node", "results") or "")
-        number = (self.value("node", "device") or "").partition("cuda:")[2]
-        if number.isdecimal():
-            self._gpu = nvidia_smi_id(int(number))
-        results = [self._listen(*stream) for stream in self.streams]
-        self._subscriptions += results
-        topics = [subscription.topic_name for subscription in results]
+        topics = [self._listen(*stream) for stream in self.streams]
         if not self.until(lambda: all(self.observer.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result topic of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
 
     def serves(self) -> bool:
         """Whether the node is active. Raises CommandError if configuring failed: the node then stays unconfigured."""
-        if self.value("node", "state") == "unconfigured" and self.statuses["node"]["level"] == _ERROR:
+        if self.value("node", "state") == "unconfigured" and self.statuses["node"]["level"] == DiagnosticStatus.ERROR:
             raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
         return self.value("node", "state") == "active"
 
@@ -189,18 +173,18 @@ class Rig:
         options = {"camera": name, "encoding": plan.encoding, "rate": f"{rate_hz or plan.rate_hz:g}"}
         images = str(self._images / name)
         arguments = ["camera", images, "--loop", *(f"--{option}={value}" for option, value in options.items())]
-        log = self._log(f"camera_{name}_{self._started}")
-        with self._interrupts.deferred():
-            child = Child(f"camera {name}", arguments, log, self._environment)
-            self.cameras[name] = self._stack.enter_context(child)
+        self.cameras[name] = self._start_child(f"camera {name}", f"camera_{name}_{self._started}", arguments)
 
     def start_cameras(self) -> None:
         """Start all cameras, and wait until every DNN has produced a result for each."""
         for name in self.plans:
             self.start_camera(name)
-        if not self.until(lambda: all(map(len, self.receipts.values())), 60.0):
-            silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), found in self.receipts.items() if not len(found))
-            raise CommandError(f"no results of {silent} after 60 s; see {self.folder}")
+
+        def silent() -> list[str]:
+            return [f"{dnn} on {camera}" for (dnn, camera), found in self.receipts.items() if not len(found)]
+
+        if not self.until(lambda: not silent(), 60.0):
+            raise CommandError(f"no results of {', '.join(silent())} after 60 s; see {self.folder}")
 
     def stop_camera(self, name: str) -> None:
         """Stop the process of a camera, if it is running."""
@@ -213,13 +197,11 @@ class Rig:
         child.send(signal.SIGKILL)
         child.stop()
 
-    def spin(self, seconds: float, progress: Callable[[float], object] = lambda seconds: None) -> None:
-        """Observe for `seconds`. progress: called with the seconds since its last call."""
-        end, last_s = time.monotonic() + seconds, time.monotonic()
+    def spin(self, seconds: float) -> None:
+        """Observe for `seconds`."""
+        end = time.monotonic() + seconds
         while (now := time.monotonic()) < end:
             self._once(min(0.1, end - now))
-            progress(time.monotonic() - last_s)
-            last_s = time.monotonic()
 
     def until(self, condition: Callable[[], object], limit_s: float) -> bool:
         """Observe until the condition holds; False on timeout."""
@@ -244,12 +226,7 @@ class Rig:
         if not self.until(settled, limit_s):
             raise CommandError(f"the node still has frames in progress {limit_s:g} s after the last one was sent")
         # Results may still be in our queues; completeness is checked by the accounts.
-        self.until(
-            lambda: all(
-                counts["published"] == len(self.receipts[stream]) for stream, counts in self.accounts().items()
-            ),
-            5.0,
-        )
+        self.until(lambda: all(each["published"] == each["observed"] for each in self.accounts().values()), 5.0)
 
     def value(self, status: str, key: str) -> str | None:
         """A value of the latest diagnostics, for a status such as `node`, `camera front`, `lane on front`."""
@@ -280,19 +257,16 @@ class Rig:
 
     # -- internal
 
-    def _log(self, name: str) -> Path:
-        """The log of a process that is about to start. `folder` may have logs of earlier runs."""
-        self.logs.append(self.folder / f"{name}.log")
-        return self.logs[-1]
+    def _start_child(self, name: str, log: str, arguments: Sequence[str]) -> Child:
+        """Start a process that ends with the rig. log: the name of its log; `folder` may have those of earlier runs."""
+        self.logs.append(self.folder / f"{log}.log")
+        with self._interrupts.deferred():
+            return self._stack.enter_context(Child(name, arguments, self.logs[-1], self._environment))
 
     def _sample(self) -> None:
         gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)
         with suppress(psutil.NoSuchProcess):  # the node has just ended
-            self.samples.append(
-                self.processes.sample(
-                    gpu_bytes=gpu_bytes, gpu_share=gpu_busy_share(self._gpu), sensors=self._monitor.latest()
-                )
-            )
+            self.samples.append(self.processes.sample(gpu_bytes, self._monitor.latest()))
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)
@@ -307,7 +281,8 @@ class Rig:
             self._next_sample_s = time.monotonic() + self.sample_s
             self._sampling = self._sampler.submit(self._sample)
 
-    def _listen(self, dnn: str, camera: str) -> Any:
+    def _listen(self, dnn: str, camera: str) -> str:
+        """Subscribe to the results of a stream; returns the topic."""
         receipts = self.receipts.setdefault((dnn, camera), Receipts())
         name, kind = self.result_topic(dnn, camera)
 
@@ -316,17 +291,15 @@ class Rig:
             age_ns = self.observer.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
             receipts.add(time.monotonic(), age_ns / 1e6)
 
-        return self.observer.create_subscription(
-            message_class(kind), name, receive, QoSProfile(depth=_QUEUE_DEPTH), raw=True
-        )
+        depth = QoSProfile(depth=_QUEUE_DEPTH)
+        self.observer.create_subscription(message_class(kind), name, receive, depth, raw=True)
+        return name
 
-    def _on_diagnostics(self, data: bytes) -> None:
-        message: Any = deserialize_message(data, DiagnosticArray)
+    def _on_diagnostics(self, message: Any) -> None:
         for status in message.status:
             name = status.name.partition(": ")[2]
-            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
             values = {item.key: item.value for item in status.values}
-            self.statuses[name] = {**values, "level": level, "message": status.message}
+            self.statuses[name] = {**values, "level": status.level, "message": status.message}
         self.reports += 1
         self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
 
@@ -373,6 +346,6 @@ def time_bar(seconds: float, what: str) -> tqdm[Any]:
     return tqdm(total=seconds, desc=what, bar_format=text, disable=None)
 
 
-def advance(bar: tqdm[Any]) -> Callable[[float], object]:
-    """A function that moves a time bar by some seconds, up to its end: tqdm would forget the total."""
-    return lambda seconds: bar.update(max(0.0, min(seconds, (bar.total or 0.0) - bar.n)))
+def advance(bar: tqdm[Any], seconds: float) -> None:
+    """Move a time bar by some seconds, up to its end: tqdm would forget the total."""
+    bar.update(max(0.0, min(seconds, (bar.total or 0.0) - bar.n)))

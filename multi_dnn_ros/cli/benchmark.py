@@ -35,8 +35,8 @@ multi-dnn benchmark soak --minutes 60 --output soak.json
 """
 _BOARD = """\
 Starts a node for each mix of DNNs, with cameras as processes on the loopback interface, and searches for the highest
-rate at which less than 5 % of the results are missing. At this rate latency, CPU, GPU, memory, power and temperature
-are measured for the rest of the mix's time.
+rate at which less than 5 % of the results are missing. At this rate latency, CPU, memory, power and temperature are
+measured for the rest of the mix's time.
 
 The mixes are the three built-in DNNs and, on a GPU, config/heavy_gpu.yaml; or, with --params-file, the DNNs of that
 file. Beside the JSON file of --output are a plot (.png) and, for each mix, a file in the format of NVIDIA's

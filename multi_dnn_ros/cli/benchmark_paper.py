@@ -28,9 +28,9 @@ sets:
 conditions:
 {conditions}
 
-With --branches single networks are measured instead: serially, and with their independent branches on 2, 4 and 8
-streams (on a CPU: threads); on a GPU at fp16, also with Inductor. Besides models, these names are allowed:
-encoder-windows has attention heads with windows of 1, 2, 4 and 8 features, encoder-equal has equal heads.
+With --branches single networks are measured instead, on a GPU at fp16: serially, and with their independent branches
+on 2, 4 and 8 streams, also with Inductor. Besides models, encoder-windows is allowed, an encoder whose attention heads
+have windows of 1, 2, 4 and 8 features.
 
 With --important an important DNN gets a frame at 30 Hz while the DNNs of --set (default: background, 3 ResNet152 and 3
 VGG16) never idle: its latency alone and under each policy, and the background's frames per second, also of the same
@@ -131,13 +131,15 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
 
 
 def _branches(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.branch_networks import DEFAULT
+    from multi_dnn_ros.benchmark.paper.branch_networks import SIZES
     from multi_dnn_ros.benchmark.paper.branches import measure_branches
     from multi_dnn_ros.benchmark.paper.report import branches_table, plot_branches
 
+    if device.type != "cuda":
+        raise UsageError(f"--branches needs a GPU; the device is {device}")
     networks: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for name in args.branches or DEFAULT:
+    for name in args.branches or SIZES:
         try:
             networks.append(measure_branches(name, device, size=args.size, rounds=40 * args.repeats, seed=args.seed))
         except (UsageError, ValueError, RuntimeError) as error:  # all errors of models, graphs and backends are these

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import platform
 import shlex
 import sys
@@ -140,20 +139,6 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def nvidia_smi_id(index: int = 0) -> str:
-    """nvidia-smi's identifier of PyTorch's device cuda:<index>: `GPU-<UUID>`, or an index if the UUID is unknown.
-
-    The indices differ: CUDA_VISIBLE_DEVICES selects and renumbers GPUs, and CUDA numbers the fastest GPU first unless
-    CUDA_DEVICE_ORDER is PCI_BUS_ID; nvidia-smi numbers by bus address.
-    """
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    named = visible[index] if index < len(visible) else str(index)
-    if named.startswith("MIG-"):
-        return named
-    uuid = _gpu_uuid(index)
-    return f"GPU-{uuid}" if uuid else named
-
-
 def cpu_model() -> str:
     """Name of this machine's CPU."""
     try:
@@ -163,17 +148,6 @@ def cpu_model() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine()
-
-
-def _gpu_uuid(index: int) -> str:
-    """Empty if there is no such GPU, or this release of PyTorch has no UUIDs."""
-    import torch
-
-    try:
-        properties: Any = torch.cuda.get_device_properties(index)
-    except (AssertionError, RuntimeError):  # PyTorch without CUDA; no driver
-        return ""
-    return str(getattr(properties, "uuid", ""))
 
 
 def _gpu() -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,8 +11,8 @@ import psutil
 import pytest
 import yaml
 
-from multi_dnn_ros.benchmark.observation import ProcessTree, gpu_busy_share
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, flat_parameters, reported_results
+from multi_dnn_ros.benchmark.observation import ProcessTree
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, flat_parameters
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
@@ -37,37 +35,6 @@ def test_every_dnn_is_switched_on_and_serves_every_camera(tmp_path: Path) -> Non
     assert rig.config.dnns["lane"].cameras == ["front", "rear"]
     assert rig.config.dnns["lane"].enable
     assert list(rig.config.cameras) == ["front", "rear"]
-
-
-def test_the_first_of_several_results_is_observed(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, config_of(tmp_path, "dnns: [object]"), plans("front"))
-    rig._results = reported_results("lane (lanes), object/road (drivable_area), object/cars (detections)")
-    assert rig.result_topic("object", "front")[0].startswith("/multi_dnn/front/object/road/")
-
-
-def test_a_camera_process_is_known_before_an_interrupt_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[str] = []
-
-    class InterruptedWhileStarting:
-        def __init__(self, name: str, *rest: object) -> None:
-            self.name = name
-            os.kill(os.getpid(), signal.SIGINT)
-
-        def __enter__(self) -> InterruptedWhileStarting:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            ended.append(self.name)
-
-    rig = Rig(tmp_path, config_of(tmp_path, "dnns: [object]"), plans("front"))
-    rig._images = tmp_path
-    monkeypatch.setattr("multi_dnn_ros.benchmark.rig.Child", InterruptedWhileStarting)
-    monkeypatch.setattr(Rig, "_start", lambda self: None)
-    with pytest.raises(KeyboardInterrupt), rig:
-        rig.start_camera("front")
-    assert ended == ["camera front"]
 
 
 #: Burns CPU time in a child, then waits.
@@ -96,21 +63,6 @@ def test_resources_are_those_of_all_processes_and_what_is_left_is_named() -> Non
     with pytest.raises(psutil.NoSuchProcess):
         tree.sample()
     assert tree.left() == []
-
-
-def test_the_busy_share_of_a_gpu_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_busy_share("GPU-1", tmp_path) is None
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 37\n")
-    tool.chmod(0o755)
-    assert gpu_busy_share("GPU-1", tmp_path) == 0.37
-    tool.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\n")
-    assert gpu_busy_share("GPU-1", tmp_path) is None
-    load = tmp_path / "class/devfreq/17000000.gpu/device/load"  # of a Jetson
-    load.parent.mkdir(parents=True)
-    load.write_text("437\n")
-    assert gpu_busy_share("", tmp_path) == 0.437
 
 
 def test_the_parameter_file_of_a_run_is_its_configuration(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
 from multi_dnn_ros.benchmark.soak import actions as planned
-from multi_dnn_ros.benchmark.soak.actions import Actions, Change, changes_of
+from multi_dnn_ros.benchmark.soak.actions import changes_of
 from multi_dnn_ros.benchmark.soak.run import growth, inexact, verdict
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
@@ -54,24 +53,6 @@ def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, caps
     assert [done for done in found["actions"] if "refused" in done["problem"]] == []
     assert {"command", "versions", "machine"} <= found.keys()
     assert "streams with inexact accounts" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_a_node_that_ends_by_itself_ends_the_run_with_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    perform = Actions.perform
-
-    def kill_and_perform(actions: Actions, change: Change, reverse: bool) -> None:
-        actions._rig.node.send(signal.SIGKILL)
-        perform(actions, change, reverse)
-
-    monkeypatch.setattr(Actions, "perform", kill_and_perform)
-    code, found, failed = soak(tmp_path, "--minutes", "0.25")
-    assert code == 1
-    assert "the node process ended with exit code -9" in failed["processes that ended by themselves"]
-    assert 0.0 < found["measured_s"] < 15.0
-    assert "the run has not passed" in capsys.readouterr().err
 
 
 def test_bad_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,16 +124,6 @@ def receipts(*latencies: tuple[float, float]) -> Receipts:
     for at_s, latency_ms in latencies:
         found.add(at_s, latency_ms)
     return found
-
-
-def test_latency_that_grows_fails() -> None:
-    slower = receipts(*((at / 10.0, 50.0 if at < 200 else 60.0) for at in range(300)))
-    assert [it["name"] for it in growth(samples(), [slower], 0.0, 30.0) if not it["passed"]] == ["ratio of latency p95"]
-
-
-def test_a_fault_is_answered_by_results_of_images_taken_after_it() -> None:
-    assert not receipts((10.02, 50.0)).has_image_after(10.0)  # received after the fault, taken before it
-    assert receipts((10.02, 50.0), (10.5, 50.0)).has_image_after(10.0)
 
 
 def test_a_verdict_without_a_figure_fails_and_is_null_in_json() -> None:

@@ -18,7 +18,7 @@ PAGES = {
 #: Languages of blocks. Those of RUN are run or checked unless a mark says why not.
 RUN, SHOWN = ("bash", "python", "yaml"), ("text", "toml", "mermaid")
 #: Pages whose blocks are files of a package: tests of their own write, install and run it.
-OWN_TESTS = {"docs/extending.md": "test/extensions/test_extending_page.py"}
+OWN_TESTS = {"docs/extending.md": "test/extensions/test_other_packages.py"}
 #: Why a block is not run.
 MARKS = {
     "ros": "needs a real ROS 2",

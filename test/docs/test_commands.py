@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import runpy
 import shlex
 from collections.abc import Callable
 
 import pytest
+import torch
 from pages import BLOCKS, PAGES, ROOT, inline_code
 
+from multi_dnn_ros.benchmark.paper.sets import choose_conditions, choose_sets
 from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
 
 #: Code blocks, whether or not they are run, and code inside the text.
@@ -76,22 +77,19 @@ def test_make_targets_exist() -> None:
     assert set(named) <= set(targets)
 
 
-def modules() -> set[str]:
-    found = {match for line in (*CODE, *INLINE) for match in re.findall(r"python3? -m (multi_dnn_ros[\w.]*)", line)}
-    # These take no options: they write or print a part of the documents.
-    return found - {"multi_dnn_ros.settings.parameter_table", "multi_dnn_ros.pipeline.extension_tables"}
-
-
-@pytest.mark.filterwarnings("ignore:.* found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_modules_to_run_answer_help(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", [module, "--help"])
-    assert "usage:" in printed(lambda: runpy.run_module(module, run_name="__main__"))
-
-
 def test_launch_arguments_exist() -> None:
     for line in commands("ros2 launch multi_dnn_ros") + commands("ros2"):
         if match := re.match(r"ros2 launch multi_dnn_ros (\S+)(.*)", line):
             source = (ROOT / "launch" / match[1]).read_text(encoding="utf-8")
             for argument in re.findall(r"(\w+):=", match[2]):
                 assert f'"{argument}"' in source, f"{line}: {match[1]} has no argument {argument}"
+
+
+def test_the_sets_and_conditions_of_the_paper_exist() -> None:
+    """The parser accepts any word here: what is allowed depends on the device."""
+    lines = [line for line in commands("multi-dnn benchmark paper") if "--help" not in line]
+    assert len(lines) > 5
+    for line in lines:
+        args = build_parser().parse_args(shlex.split(line)[1:])
+        choose_sets(args.set or [])
+        choose_conditions(args.conditions, torch.device("cuda"), args.sms)

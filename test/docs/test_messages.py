@@ -1,4 +1,4 @@
-"""The messages that docs/troubleshooting.md quotes are those of the code, and its parameters and reasons exist."""
+"""The messages that docs/troubleshooting.md quotes are those of the code, and the parameters of all pages exist."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 from pages import PAGES, ROOT, inline_code
 from source_trees import source_trees
 
-from multi_dnn_ros.engine.statistics import TIMINGS
 from multi_dnn_ros.settings.parameter_fields import fields_of
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
-PAGE = PAGES["docs/troubleshooting.md"]
 #: Messages of others: of the operating system, of PyTorch.
 _FOREIGN = (os.strerror(ENOENT), "operator torchvision::nms does not exist")
 #: What one message inserts into another is two messages here.
@@ -24,7 +22,6 @@ _SPLIT = r"<[^>]*>|'[^']*'|; |: |, |\d+ (?:s|GPUs)\b|(?= while computing)"
 _COMMANDS = ("ros2 ", "multi-dnn ", "make ", "python3 ", "sudo ", "pip ")
 #: Fewer words between two values are found anywhere.
 _LEAST_WORDS = 3
-FIELDS = {**fields_of(NodeConfig), **fields_of(CameraConfig), **fields_of(DnnConfig)}
 
 
 @cache
@@ -39,45 +36,31 @@ def sources() -> str:
     return "\n".join(parts)
 
 
-def messages() -> list[str]:
-    settings = re.compile(r"[\w.<>]+: \S+")
-    return [
+def test_quoted_messages_are_those_of_the_code() -> None:
+    messages = [
         code
-        for code in dict.fromkeys(inline_code(PAGE))
-        if len(code.split()) >= _LEAST_WORDS and not code.startswith(_COMMANDS) and not settings.fullmatch(code)
+        for code in dict.fromkeys(inline_code(PAGES["docs/troubleshooting.md"]))
+        if len(code.split()) >= _LEAST_WORDS
+        and not code.startswith(_COMMANDS)
+        and not re.fullmatch(r"[\w.<>]+: \S+", code)
     ]
-
-
-@pytest.mark.parametrize("message", messages())
-def test_a_quoted_message_is_one_of_the_code(message: str) -> None:
-    if message in _FOREIGN:
-        return
-    parts = [part.strip() for part in re.split(_SPLIT, message)]
-    for part in (part for part in parts if len(part.split()) >= _LEAST_WORDS):
-        assert part in sources(), f"docs/troubleshooting.md quotes '{part}', which no message of the package holds"
-
-
-def test_messages_are_found_at_all() -> None:
-    assert len(messages()) > 25
-    assert "this text is nowhere to be found" + " in a message" not in sources()
-
-
-def test_every_step_of_the_latency_is_explained() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.M)
-    assert set(TIMINGS) <= set(rows)
+    assert len(messages) > 25
+    parts = [part.strip() for text in messages if text not in _FOREIGN for part in re.split(_SPLIT, text)]
+    assert [part for part in parts if len(part.split()) >= _LEAST_WORDS and part not in sources()] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_parameters_in_the_text_exist(page: str) -> None:
     """`dnn.<dnn>.jobs`, `camera.front.topic: /x`, `standby: none`: the name is one, and the value is allowed."""
     sections = {"camera": fields_of(CameraConfig), "dnn": fields_of(DnnConfig)}
+    fields = {**fields_of(NodeConfig), **sections["camera"], **sections["dnn"]}
     for code in inline_code(PAGES[page]):
         full = re.fullmatch(r"(camera|dnn)\.(?:<\w+>|[a-z]\w*)\.(\w+)(?:: .*)?", code)
         if full is not None:
             assert full[2] in sections[full[1]], f"{page}: {code}"
         setting = re.fullmatch(r"(?:(?:camera|dnn)\.(?:<\w+>|\w+)\.)?(\w+): ([\w.]+)", code)
-        if setting is not None and setting[1] in FIELDS:
-            field = FIELDS[setting[1]]
+        if setting is not None and setting[1] in fields:
+            field = fields[setting[1]]
             values = {"true": True, "false": False}
             number = {"int": int, "float": float}.get(field.kind, str)
             field.checked(setting[1], values.get(setting[2], number(setting[2])))

@@ -1,7 +1,10 @@
-"""The extensions of another installed package are served and listed without a change to this package."""
+"""The package of docs/extending.md, installed beside one whose extensions are all wrong: its code and commands work as
+printed there.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,143 +12,207 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 from fork_server import ForkServer
-from geometry_msgs.msg import PointStamped
-from sensor_msgs.msg import Image
-from toy_node import ToyNode, environment, run_forked
 
-#: Names of the toy package's extensions.
-BACKEND, DECODER, KIND, SOURCE = "toy_backend", "toy_decoder", "toy_kind", "toy_zoo"
-TOY_DNN = {
-    "dnns": "[light]",
-    "dnn.light.role": "traffic_light",
-    "dnn.light.model": "toy_zoo:brightness",
-    "dnn.light.decoder": DECODER,
-    "dnn.light.backend": BACKEND,
-}
-SIZE = (96, 128)  # twice the network's input, (H, W)
+from multi_dnn_ros.pipeline.extension_tables import in_document
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.S)
+FILE = re.compile(r"# file: (\S+)\n")
 
 
-def picture() -> np.ndarray:
-    """Black, except for a white block with its centre at u = 90, v = 26."""
-    pixels = np.zeros((*SIZE, 3), np.uint8)
-    pixels[20:32, 84:96] = 255
-    return pixels
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder with the page's files, and where the page's bash commands installed the package."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
+    for _, text in BLOCKS:
+        if match := FILE.match(text):
+            path = source / match[1]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    (source / "my_package" / "__init__.py").touch()
+    own = {"PIP_TARGET": str(target), "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0",
+           "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # fmt: skip
+    for language, text in BLOCKS:
+        if language == "bash":
+            command = text.replace("pip ", f"{sys.executable} -m pip ")
+            subprocess.run(
+                ["bash", "-e", "-c", command], cwd=source, env={**os.environ, **own}, check=True, timeout=120
+            )
+    return source, target
 
 
-def python(code: str, *folders: Path, succeeds: bool = True) -> str:
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an installed package all of whose extensions are wrong, each in another way."""
+    target = tmp_path_factory.mktemp("broken")
+    (target / "broken_extension.py").write_text("NUMBER = 3\n")
+    info = target / "broken_extension-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-extension\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text(
+        "[multi_dnn_ros.decoders]\n"
+        "yolo = broken_extension:NUMBER\n"
+        "absent = module_that_is_not_there:SPEC\n"
+        "number = broken_extension:NUMBER\n"
+        "[multi_dnn_ros.backends]\n"
+        "nameless = broken_extension:NOTHING\n"
+        "[multi_dnn_ros.result_kinds]\n"
+        "other_name = my_package.heading:KIND\n"
+    )
+    return target
+
+
+def run(code: str, *folders: Path) -> str:
     """The output of a process that finds the packages in `folders`."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment(*folders))
-    assert not succeeds or done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
-def test_the_node_serves_another_packages_extensions(domain: int, tmp_path: Path, toy: Path, broken: Path) -> None:
-    node = ToyNode(domain, tmp_path / "log", TOY_DNN, toy, broken)
-    try:
-        spots = node.listen("/multi_dnn/front/light/spot", PointStamped)
-        overlays = node.listen("/multi_dnn/front/overlay", Image)
-        node.until(lambda: spots and overlays, "a result and a picture of it", lambda: node.send(picture(), 7))
-        spot = spots[0]
-        assert (spot.header.stamp.sec, spot.header.frame_id) == (7, "camera")
-        assert abs(spot.point.x - 90) <= 4
-        assert abs(spot.point.y - 26) <= 4
-        assert spot.point.z > 0.9  # white, except for edges that the resize blurs
-        drawn = np.frombuffer(bytes(overlays[0].data), np.uint8).reshape(*SIZE, 3)
-        assert tuple(drawn[round(spot.point.y), round(spot.point.x)]) == (255, 0, 255)
-        assert re.search(r"toy backend prepares \d+ jobs of light on cpu", node.text())
-        assert "libtorch" not in Path(f"/proc/{node.process.pid}/maps").read_text()
-        for what in BROKEN:
-            assert f"{what} of broken-extension" in node.text(), what
-    finally:
-        node.close()
-
-
-#: What cannot be used of package `broken-extension`.
-BROKEN = (
-    "decoder 'yolo'", "decoder 'absent'", "decoder 'number'", "backend 'nameless'",
-    "result kind 'other_name'",
-)  # fmt: skip
-
-
-def test_inspect_shows_what_another_packages_decoder_finds_in_one_line(toy: Path, tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "spot.png"), picture())
-    code = f"""
-import os
-from multi_dnn_ros.cli.main import main
-os.chdir({str(tmp_path)!r})
-main(["inspect", "toy_zoo:brightness", "--decoder", "toy_decoder", "--image", "spot.png"])
-main(["inspect", "toy_zoo:brightness", "--decoder", "toy_decoder", "--labels", "a,b", "--decoder", "lane"])
+def run_forked(server: ForkServer, code: str, *folders: Path) -> str:
+    """The output of a process that finds the packages in `folders` and has already imported PyTorch."""
+    begin = f"""
+import sys
+sys.path[:0] = {list(map(str, folders))}
+from multi_dnn_ros.backends import fused_convolution
+for name in [name for name in sys.modules if name.partition(".")[0] == "multi_dnn_ros"]:
+    del sys.modules[name]  # its parameters list the extensions that were installed when it was imported
+sys.modules[fused_convolution.__name__] = fused_convolution  # PyTorch accepts no second definition of its operation
 """
-    lines = python(code, toy).splitlines()
-    (found,) = [line for line in lines if line.startswith("found ")]
-    assert re.fullmatch(r"found +Spot: u 9\d\.\d+, v 2\d\.\d+, score 0\.9\d+", found), found
-    assert not [line for line in lines if "dnn.model" in line]
+    done = server.run([sys.executable, "-c", begin + code], timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_schema_its_errors_and_the_tables_list_them_without_pytorch(toy: Path) -> None:
+_SERVE = """
+from pathlib import Path
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
+from multi_dnn_ros.settings.params_file import read_params_file
+folder = Path({folder!r})
+with Rig(folder, read_params_file(folder / "cones.yaml"), [CameraPlan("front", (64, 64), "rgb8", 5.0)]) as rig:
+    rig.start_cameras()  # returns when results have arrived
+    print(rig.result_topic("cones", "front"), "libtorch" in Path(f"/proc/{{rig.node.pid}}/maps").read_text())
+print(rig.logs[0].read_text())
+"""
+
+
+def test_the_node_serves_its_extensions_and_names_those_that_are_wrong(
+    package: tuple[Path, Path], broken: Path, tmp_path: Path
+) -> None:
+    parameters = (package[0] / "cones.yaml").read_text()
+    (tmp_path / "cones.yaml").write_text(
+        parameters.replace("cones.onnx", "company:cones") + "        backend: channels_last\n"
+    )
+    first, _, log = run(_SERVE.format(folder=str(tmp_path)), package[1], broken).partition("\n")
+    assert first == "('/multi_dnn/front/cones/detections', 'vision_msgs/msg/Detection2DArray') False"
+    wrong = ("decoder 'yolo'", "decoder 'absent'", "decoder 'number'", "backend 'nameless'", "result kind 'other_name'")
+    assert [what for what in wrong if f"{what} of broken-extension" not in log] == []
+
+
+def test_the_parameter_file_is_accepted_with_the_package_and_refused_without(package: tuple[Path, Path]) -> None:
+    source, target = package
+    code = f"""
+from pathlib import Path
+from multi_dnn_ros.settings.params_file import read_params_file
+try:
+    print(read_params_file(Path({str(source / "cones.yaml")!r})).dnns["cones"].decoder)
+except ValueError as error:
+    print(error)
+"""
+    assert run(code, target).strip() == "centers"
+    refused = run(code, source / "none")
+    assert "dnn.cones.decoder is 'centers'; allowed: auto, torchvision, yolo, grid, segmentation, lane" in refused
+
+
+def test_the_result_kind_makes_its_message_and_draws_without_pytorch(package: tuple[Path, Path]) -> None:
     code = """
 import sys
-from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.settings.parameter_fields import ParameterError
-from multi_dnn_ros.settings.parameter_table import default_yaml, markdown
-try:
-    to_config({"dnn.lane.decoder": "sofa", "dnn.lane.backend": "sofa", "dnn.lane.model": ""})
-except ParameterError as error:
-    print(error)
-print("====")
-print(markdown())
-print("====")
-print(default_yaml())
+import numpy as np
+import multi_dnn_ros.ros
+from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
+from my_package.heading import Heading
+from std_msgs.msg import Header
+kind = RESULT_KINDS.get("heading")
+message = kind.topics[0].message(Heading(3.0, 4.0, 0.5), Header(frame_id="camera"))
+print(message.header.frame_id, message.point.x, message.point.y, message.point.z)
+print(draw(np.zeros((48, 64, 3), np.uint8), [Layer("road", kind, Heading(32.0, 10.0, 0.5))]).any())
 print("torch" in sys.modules)
 """
-    errors, table, yaml = python(code, toy).split("====")
-    for text in (errors, table, yaml):
-        for name in (DECODER, BACKEND, f"{SOURCE}:<name>"):
-            assert name in text.replace("&lt;", "<")
-    assert yaml.strip().endswith("False")
-    assert "toy" not in python(code)
+    assert run(code, package[1]).split("\n")[:3] == ["camera 3.0 4.0 0.5", "True", "False"]
 
 
-def test_a_model_source_is_loaded_and_errors_beyond_single_values_list_them(toy: Path, fork_server: ForkServer) -> None:
-    """A decomposed network is written as an exported program if its source does not rebuild networks."""
-    code = """
+_SERVED = """
 import torch
-from multi_dnn_ros.models.artifact import suffix_of
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name
+from multi_dnn_ros.pipeline.build import make_task
+from multi_dnn_ros.pipeline.extension_tables import markdown
+from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
-for look, settings in ((check_dnn, {"model": "sofa"}), (check_dnn, {"model": "toy_zoo:sofa"}),
-                       # Its outputs are known only after a run.
-                       (load_dnn, {"model": "toy_zoo:brightness", "labels": ["spot"]}),
-                       (check_dnn, {"model": "toy_zoo:brightness", "labels": ["spot"], "decoder": "lane",
-                                    "role": "object"})):
+for settings in {"model": "sofa"}, {"model": "company:sofa"}:
     try:
-        look("x", DnnConfig(**{"role": "traffic_light", **settings}))
+        check_dnn("x", DnnConfig(role="traffic_cone", **settings))
     except ModelError as error:
         print(error)
-try:
-    backend_name("toy_backend", torch.device("cuda:0"))
-except ConfigError as error:
-    print(error)
-print(suffix_of("toy_zoo:brightness"), suffix_of("builtin:lane"), suffix_of("a.onnx"))
-dnn = load_dnn("light", DnnConfig(role="traffic_light", model="toy_zoo:brightness", decoder="toy_decoder"))
-print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
+cpu = torch.device("cpu")
+config = DnnConfig(role="traffic_cone", model="company:cones", backend="channels_last", jobs=2)
+dnn = load_dnn("cones", config)
+task = make_task(dnn, config, ("front",), choose_backend(config.backend, cpu, config.precision), cpu)
+carried = task.preprocess(torch.full((48, 64, 3), 128, dtype=torch.uint8))
+with torch.inference_mode():
+    expected = dnn.module(*carried)
+    for stage in task.stages:
+        carried = stage(carried)
+print(len(task.stages), torch.allclose(carried[0], expected, atol=1e-5))
+print(markdown())
 """
-    lines = run_forked(fork_server, code, toy).splitlines()
-    assert len(lines) == 7, "\n".join(lines)
-    source, name, decoder, role, backend, suffixes, dnn = lines
+
+
+@pytest.fixture(scope="module")
+def printed(package: tuple[Path, Path], fork_server: ForkServer) -> tuple[str, str]:
+    """The output of the examples, and that of _SERVED."""
+    examples = [text for language, text in BLOCKS if language == "python" and not FILE.match(text)]
+    code = f"for text in {examples!r}: exec(text, {{}})\nprint('====')\n{_SERVED}"
+    first, _, second = run_forked(fork_server, code, package[1]).partition("====\n")
+    return first, second
+
+
+def test_the_examples_run_and_print_what_the_page_says(printed: tuple[str, str]) -> None:
+    lines = printed[0].splitlines()
+    assert lines == ["[[200. 160. 360. 240.]]", "centers detections ('cone',)"]
+    assert f"`{lines[0]}`" in PAGE
+
+
+def test_the_backend_runs_the_network_and_errors_and_tables_list_the_extensions(printed: tuple[str, str]) -> None:
+    source, name, served, text = printed[1].split("\n", 3)
     assert source.startswith("parameter dnn.x.model is 'sofa'; allowed: builtin:lane")
-    assert "toy_zoo:brightness" in source
-    assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
-    assert "dnn.x.decoder is 'auto', but toy_zoo:brightness does not say what its outputs mean" in decoder
-    assert "their shapes do not decide it: outputs (1, 1, 12, 16) are read as 'lane': a map per class" in decoder
-    assert "allowed: yolo, grid, segmentation, lane, " in decoder
-    assert decoder.endswith(", toy_decoder")
-    assert role.startswith("parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane': ")
-    assert role.endswith(": lanes instead of detections")
-    assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend
-    assert suffixes == ".pt2 .safetensors .pt2"
-    assert dnn == "traffic_light toy_kind ('spot',) 0.4"
+    assert "company:cones" in source
+    assert name == "parameter dnn.x.model is 'company:sofa'; allowed: company:cones"
+    assert served == "2 True"
+    for row in (
+        "| `centers` | (1, classes + 2, rows, columns) | `detections` |",
+        "| `heading` | `heading` (geometry_msgs/msg/PointStamped) | no |",
+        "| `channels_last` | cpu: auto, fp32, bf16 | no | no |",
+        "| `company` | company:cones | no |",
+    ):
+        assert row in text
+
+
+def test_inspect_draws_what_the_decoder_finds(package: tuple[Path, Path], tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "road.png"), np.zeros((48, 64, 3), np.uint8))
+    code = f"""
+from multi_dnn_ros.cli.main import main
+main(["inspect", "company:cones", "--image", {str(tmp_path / "road.png")!r}])
+"""
+    assert "centers" in run(code, package[1])
+
+
+def test_the_tables_of_the_page_are_those_of_the_registries() -> None:
+    assert in_document(PAGE) == PAGE, "run python -m multi_dnn_ros.pipeline.extension_tables --write"

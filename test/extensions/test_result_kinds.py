@@ -66,28 +66,6 @@ def test_no_publisher_is_left_if_a_later_dnn_cannot_be_published() -> None:
     assert node.existing == []
 
 
-def test_a_result_of_another_kind_is_refused() -> None:
-    made = publishers(RESULT_KINDS.get("detections"))
-    result: Any = SimpleNamespace(frame=SimpleNamespace(context=None, camera="front"), dnn="light", output=3.0)
-    with pytest.raises(
-        TypeError, match=r"DNN light returned a float; expected a Detections \(result kind detections\)"
-    ):
-        made.publish(result, lambda *image: None)
-
-
-def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
-    order: list[str] = []
-
-    def kind(name: str, position: int) -> ResultKind:
-        return ResultKind(name, int, (), draw=lambda canvas, layers, scale: order.append(name), draw_order=position)
-
-    silent = ResultKind("silent", int, ())
-    layers = [Layer("a", kind("above", 5), 1), Layer("b", kind("below", 0), 1), Layer("c", silent, 1)]
-    image = np.zeros((8, 8, 3), np.uint8)
-    assert not draw(image, layers).any()
-    assert order == ["below", "above"]
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [

@@ -25,11 +25,6 @@ def test_any_label_is_a_role_of_a_dnn_that_says_what_it_is() -> None:
     assert (dnn.role, dnn.result_kind, dnn.labels) == ("traffic_light", "detections", ("car", "truck"))
 
 
-def test_a_role_without_defaults_has_no_model() -> None:
-    with pytest.raises(ParameterError, match=r"dnn.mine.model is ''; allowed: not empty: builtin:<name>"):
-        to_config({"dnns": ["mine"], "dnn.mine.role": "traffic_light"})
-
-
 @pytest.mark.parametrize("role", ["Lane", "traffic light", "", "9lives", "a" * 65])
 def test_an_invalid_label_is_refused(role: str) -> None:
     with pytest.raises(ParameterError, match=r"dnn.mine.role is .*; allowed: lower-case .*: lane, object, pedestrian"):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 from fake_units import FakePool, lost, raised
 
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.fleet.controller import Fleet, train_under_each
+from multi_dnn_ros.fleet.controller import Fleet
 from multi_dnn_ros.fleet.jobs_file import JobsFile
 from multi_dnn_ros.fleet.policy import Policy
 
@@ -45,22 +42,6 @@ class Lines:
 
     def have(self, *words: str) -> bool:
         return any(all(word in line for word in words) for line in self.lines)
-
-
-def signal_once(number: signal.Signals, when: Callable[[Fleet], bool]) -> Watch:
-    """Sends the signal to this process when the condition holds; a second one would end it."""
-    sent: list[signal.Signals] = []
-
-    def watch(fleet: Fleet, line: str) -> None:
-        if not sent and when(fleet):
-            sent.append(number)
-            os.kill(os.getpid(), number)
-
-    return watch
-
-
-def all_have_done(fleet: Fleet, steps: int) -> bool:
-    return min(job.state.done for job in fleet.jobs.values()) >= steps
 
 
 def fleet_of(
@@ -124,21 +105,6 @@ def test_a_job_added_later_begins_later(tmp_path: Path) -> None:
     assert first["b"] - first["a"] > 0.4
 
 
-def test_a_job_continues_from_its_checkpoint_when_a_process_is_lost(tmp_path: Path) -> None:
-    def fault(job: str, method: str, done: int) -> None:
-        if job == "b" and method == "train" and done >= 30 and len(pool.started["b"]) == 1:
-            raise lost()
-
-    pool, watch = FakePool(2, fault), Lines()
-    fleet = fleet_of(jobs_file(150, 60, checkpoint_every_s=0.01), pool, tmp_path, watch)
-    assert run(fleet) is True
-    assert pool.started["b"][0] == 0
-    assert 0 < pool.started["b"][1] <= 56
-    assert pool.started["a"][0] == 0
-    assert all(done > 0 for done in pool.started["a"][1:])  # it has got another unit, at most
-    assert watch.have("b: a process has ended unexpectedly; it continues from its last checkpoint")
-
-
 def test_a_job_fails_when_its_processes_are_lost_without_progress_and_the_others_finish(tmp_path: Path) -> None:
     def fault(job: str, method: str, done: int) -> None:
         if job == "b" and method == "train":
@@ -199,31 +165,6 @@ def test_nothing_is_lost_while_a_disk_is_full(tmp_path: Path) -> None:
     assert min(pool.started["a"][1:]) > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_fleet_continues_from_checkpoints(number: signal.Signals, tmp_path: Path) -> None:
-    file = jobs_file(400, 400, 400)
-    first = fleet_of(file, FakePool(2), tmp_path, signal_once(number, lambda fleet: all_have_done(fleet, 6)))
-    with pytest.raises(KeyboardInterrupt):
-        run(first)
-    kept = {name: int((tmp_path / name / "checkpoint.pt").read_text()) for name in "abc"}
-    assert kept == {name: job.state.done for name, job in first.jobs.items()}
-    pool = FakePool(2)
-    pool.step_s = 0.002
-    second = fleet_of(file, pool, tmp_path)
-    assert second.seconds == pytest.approx(first.seconds)
-    assert run(second) is True
-    assert {name: pool.started[name][0] for name in "abc"} == kept
-    for name, job in second.jobs.items():
-        assert job.state.elapsed_s > first.jobs[name].state.elapsed_s
-
-
-def test_a_job_that_reads_its_data_is_not_waited_for_when_the_fleet_is_interrupted(tmp_path: Path) -> None:
-    file = jobs_file(10)
-    file = file.model_copy(update={"jobs": (file.jobs[0].model_copy(update={"start_after_s": 1e6}),)})
-    with pytest.raises(KeyboardInterrupt):
-        run(fleet_of(file, FakePool(1), tmp_path, signal_once(signal.SIGTERM, lambda fleet: True)))
-
-
 def test_two_fleets_cannot_use_one_folder(tmp_path: Path) -> None:
     first = fleet_of(jobs_file(10), FakePool(1), tmp_path)
     with pytest.raises(CommandError, match="is used by another fleet"):
@@ -239,19 +180,3 @@ def test_a_damaged_file_is_named(name: str, content: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name}: not ")):
         fleet_of(jobs_file(10), FakePool(1), tmp_path)
-
-
-def test_policies_are_compared_by_the_same_times_and_complete_ones_are_kept(tmp_path: Path) -> None:
-    file, fleets = jobs_file(30, 30), dict[Policy, Fleet]()
-    pool = FakePool(2)
-    asyncio.run(train_under_each(file, pool, tmp_path, Lines(), fleets))  # type: ignore[arg-type]
-    assert list(fleets) == ["fair", "even", "one_unit"]
-    alone = {name: job.state.step_s[1] for name, job in fleets["fair"].jobs.items()}
-    for policy, fleet in fleets.items():
-        for name, job in fleet.jobs.items():
-            assert job.state.slow_down == pytest.approx(job.state.elapsed_s / (30 * alone[name]))
-        assert json.loads((tmp_path / policy / "fleet.json").read_text())["seconds"] == fleet.seconds
-    again, unused = dict[Policy, Fleet](), FakePool(2)
-    asyncio.run(train_under_each(file, unused, tmp_path, Lines(), again))  # type: ignore[arg-type]
-    assert not unused.started
-    assert again["even"].seconds == fleets["even"].seconds

@@ -28,16 +28,6 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
     assert file.period_s == 5.0
 
 
-def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> None:
-    path = written(tmp_path, {"jobs": [{**JOB, "size": "64"}, {**JOB, "name": "b", "steps": 0}]})
-    with pytest.raises(ValueError, match=r"jobs\.yaml") as error:
-        read_jobs_file(path)
-    assert str(error.value) == (
-        f"{path}: job 'a': size = '64': expected a size such as 640x480 (1 to 16384 pixels each); "
-        "job 'b': steps = 0: Input should be greater than or equal to 1"
-    )
-
-
 @pytest.mark.parametrize(
     ("content", "text"),
     [

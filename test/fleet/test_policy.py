@@ -122,18 +122,6 @@ def test_a_short_job_trains_first_unless_the_long_one_has_waited_or_is_more_impo
     assert decide("fair", {"long": view(10, priority=10.0), "short": view(2)}, 1).training == {"long": (0,)}
 
 
-def test_a_job_keeps_its_turn_if_the_deadlines_are_nearly_equal() -> None:
-    jobs = {"a": view(100), "b": view(101)}
-    assert decide("fair", jobs, 1).training == {"a": (0,)}
-    assert decide("fair", {**jobs, "b": view(101, trains=True)}, 1).training == {"b": (0,)}
-
-
-def test_a_new_job_is_measured_at_once() -> None:
-    jobs = {"old": view(5, trains=True), "new": view(1000, step_s={})}
-    for policy in POLICIES:
-        assert decide(policy, jobs, 1).training == {"new": (0,)}
-
-
 def test_a_free_unit_is_used_if_the_change_does_not_take_too_long() -> None:
     alone = {"a": view(100)}
     assert decide("fair", alone, 3).units == {"a": (0, 1, 2)}
@@ -142,11 +130,6 @@ def test_a_free_unit_is_used_if_the_change_does_not_take_too_long() -> None:
     assert decide("fair", {"a": view(100, (0, 1), step_s={1: 1.0, 2: 1.2})}, 3).units == {"a": (0,)}
     shared = {"a": view(100, trains=True), "b": view(100)}
     assert sorted(decide("fair", shared, 2).units.values()) == [(0,), (1,)]
-
-
-def test_a_new_job_gets_a_unit_of_one_that_has_several() -> None:
-    decision = decide("fair", {"a": view(100, (1, 0)), "new": view(0, (), step_s={})}, 2)
-    assert decision.units == {"a": (1,), "new": (0,)}
 
 
 @dataclass

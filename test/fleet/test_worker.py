@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import json
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 
-from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.worker import JobWorker
 from multi_dnn_ros.models.artifact import Description, save_artifact
@@ -57,16 +57,6 @@ def test_a_loss_that_is_not_finite_ends_the_training(job: FleetJob, tmp_path: Pa
         worker.train(1)
 
 
-def test_a_detector_needs_its_metric_before_it_is_trained(
-    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = {"model": "builtin:object", "data": f"road:{tmp_path}/road", "num_classes": 0, "size": None}
-    monkeypatch.setitem(sys.modules, "pycocotools", None)
-    with pytest.raises(MissingExtra, match="average precision needs pycocotools"):
-        started(job.model_copy(update={**changes, "scenes": 10}), tmp_path)
-    assert not (tmp_path / "road").exists()  # reported before the data is rendered
-
-
 def test_an_exported_program_is_trained_and_written(job: FleetJob, tmp_path: Path) -> None:
     """It supports neither train() nor eval()."""
     network = torch.nn.Sequential(
@@ -87,3 +77,27 @@ def test_an_exported_program_is_trained_and_written(job: FleetJob, tmp_path: Pat
         not torch.equal(old, new)
         for old, new in zip(before.module.parameters(), after.module.parameters(), strict=True)
     )
+
+
+def train_in_a_group(rank: int, job: FleetJob, folder: Path, address: str) -> None:
+    worker = JobWorker(job, 1, folder)
+    worker.prepare(folder / "checkpoint.pt")
+    worker.join(rank, 2, address)
+    (folder / f"{rank}.json").write_text(json.dumps(worker.train(8).losses))
+
+
+@pytest.mark.usefixtures("forked_spawns")
+def test_two_processes_train_as_one_does(job: FleetJob, tmp_path: Path) -> None:
+    address = started(job, tmp_path).address()
+    processes = [
+        get_context("spawn").Process(target=train_in_a_group, args=(rank, job, tmp_path, address)) for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120.0)
+        assert process.exitcode == 0
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    # On CPUs each process normalizes its own part of a batch, so the losses differ a little from those of one process.
+    assert first == pytest.approx(started(job, tmp_path).train(8).losses, abs=0.3)

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch"
 FILES = sorted(FOLDER.glob("*.launch.py"))
-
-
-def described(path: Path) -> Any:
-    """The launch description of a file, as `ros2 launch` makes it."""
-    return loaded(path).generate_launch_description()
-
-
-def loaded(path: Path) -> Any:
-    """The module of a launch file."""
-    pytest.importorskip("launch_ros", reason="no package launch_ros")
-    spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def arguments(path: Path) -> dict[str, str]:
@@ -114,13 +96,6 @@ def test_the_launch_file_of_the_robot_passes_on_every_argument_of_the_node() -> 
     assert set(re.findall(r'^ +"(\w+)":', passed, re.M)) == node.keys(), "complete launch/robot.launch.py"
 
 
-def test_the_replay_requires_a_bag_and_passes_on_arguments_of_the_node() -> None:
-    node, replay = (arguments(FOLDER / name) for name in ("multi_dnn.launch.py", "replay.launch.py"))
-    assert replay.keys() & node.keys() == {"namespace", "params_file", "image", "compressed_image"}
-    declared = {item.name: item for item in described(FOLDER / "replay.launch.py").get_launch_arguments()}
-    assert [name for name, item in declared.items() if not item.default_value] == ["bag"]
-
-
 def test_show_args_lists_every_argument() -> None:
     pytest.importorskip("launch_ros", reason="no package launch_ros")
     for path in FILES:
@@ -131,30 +106,3 @@ def test_show_args_lists_every_argument() -> None:
         for name, text in arguments(path).items():
             assert f"'{name}':" in done.stdout
             assert text in " ".join(done.stdout.split())
-
-
-AROUND = """
-from launch import LaunchDescription
-from launch.actions import GroupAction, IncludeLaunchDescription
-from launch.launch_description_sources import PythonLaunchDescriptionSource
-from launch_ros.actions import PushRosNamespace
-
-
-def generate_launch_description():
-    node = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource({file!r}), launch_arguments={{"params_file": {params!r}}}.items()
-    )
-    return LaunchDescription([GroupAction([PushRosNamespace("left"), node])])
-"""
-
-
-def test_a_namespace_around_the_launch_file_is_part_of_the_nodes_name(tmp_path: Path) -> None:
-    pytest.importorskip("launch_ros", reason="no package launch_ros")
-    params = tmp_path / "robot.yaml"
-    params.write_text("/right/multi_dnn:\n  ros__parameters: {workers: 1}\n")
-    around = tmp_path / "left.launch.py"
-    around.write_text(AROUND.format(file=str(FOLDER / "multi_dnn.launch.py"), params=str(params)))
-    command = ["ros2", "launch", str(around)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode != 0
-    assert "no parameters for node /left/multi_dnn; its sections are for /right/multi_dnn" in done.stdout + done.stderr

@@ -6,13 +6,12 @@ import itertools
 from pathlib import Path
 
 import pytest
-from rclpy.serialization import deserialize_message, serialize_message
+from rclpy.serialization import serialize_message
 from ros_system import RosSystem
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import Image
 from vision_msgs.msg import Detection2DArray
 from waiting import runs
 
-from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(600)]
@@ -67,21 +66,6 @@ def test_a_killed_node_is_respawned_in_its_namespace_and_ctrl_c_ends_everything_
     assert launched.text().count("received SIGINT, shutting down") == 1
     assert "process has finished cleanly" in launched.text()
     assert "Traceback" not in launched.text()
-
-
-def test_a_compressed_camera_and_simulated_time(ros: RosSystem, parameters: str) -> None:
-    path = Path(parameters)
-    path.write_text(path.read_text() + "    camera.front.transport: compressed\n")
-    launched = ros.launch(
-        *("multi_dnn.launch.py", f"params_file:={path}", "compressed_image:=/usb/image/compressed"),
-        *("use_sim_time:=true", "log_level:=warn", "namespace:=robot"),
-    )
-    heard, pictures = ros.listen("/robot" + OUT, Detection2DArray), ros.listen("/usb/image/compressed", CompressedImage)
-    ros.camera("--encoding", "jpeg", "--topic", "/usb/image/compressed")
-    ros.until(lambda: heard, "detections")
-    ros.until(lambda: heard[-1].header.stamp in [picture.header.stamp for picture in pictures], "its image")
-    assert "True" in ros.ros2("param", "get", "/robot/multi_dnn", "use_sim_time")[1]
-    assert "configured:" not in launched.text()  # logged at level info
 
 
 def test_life_cycle_and_parameters_by_the_commands(ros: RosSystem, parameters: str, tmp_path: Path) -> None:
@@ -142,27 +126,6 @@ def test_the_launch_file_of_a_robot(ros: RosSystem, parameters: str) -> None:
     assert "/robot/multi_dnn/front/lane/ground_points" not in topics
     assert launched.interrupt() == 0, launched.text()
     assert "Traceback" not in launched.text()
-
-
-def test_recorded_results_can_be_played_back(ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path) -> None:
-    ros.launch("multi_dnn.launch.py", f"params_file:={parameters}")
-    heard = ros.listen(OUT, Detection2DArray)
-    output = tmp_path / "recorded"
-    recorder = ros.start("ros2", "bag", "record", "-o", str(output), "--topics", OUT, "/multi_dnn/object/label_info")
-    ros.until(lambda: ros.node.count_subscribers(OUT) == 2, "the recorder")  # and this test
-    ros.camera()
-    ros.until(lambda: len(heard) >= 10, "detections")
-    assert recorder.interrupt() == 0
-    with BagReader(output) as bag:
-        recorded = [deserialize_message(message.data, Detection2DArray) for message in bag.messages([OUT])]
-        assert bag.topics["/multi_dnn/object/label_info"].count == 1
-    assert recorded
-    assert all(message in heard for message in recorded)
-    again = ros.listen("/again", Detection2DArray)
-    player = ros.start("ros2", "bag", "play", str(output), "--delay", "2", "--remap", f"{OUT}:=/again")
-    assert player.process.wait(60.0) == 0
-    ros.until(lambda: len(again) == len(recorded), "every message of the recording")
-    assert again == recorded
 
 
 def images(path: Path, count: int, topic: str, bad: int | None = None) -> None:

@@ -7,11 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib import metadata
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,15 +28,13 @@ BROUGHT_OTHERWISE = re.compile(
 SERVE = """
 import sys
 import multi_dnn_ros.ros.process
-from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.common.resources import config_file
 config = read_params_file(config_file("multi_dnn_small.yaml"))
 chosen = {name: config.dnns[name] for name in ("lane", "object")}  # lanes and boxes: all kinds of built-in DNNs
 config = config.model_validate({**config.model_dump(), "device": "cpu", "dnns": chosen})
-fit = measure_fit(config, build(config), dict.fromkeys(config.cameras, 1.0))
-print(len(fit.demands), *sorted({name.partition(".")[0] for name in sys.modules}))
+print(len(build(config).dnns), *sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
@@ -51,78 +47,16 @@ def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-class FinderWithout(PathFinder):
-    """Finds modules as Python does, except the libraries named in `hidden`."""
-
-    hidden: frozenset[str] = frozenset()
-
-    @classmethod
-    def find_spec(
-        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return None if fullname.partition(".")[0] in cls.hidden else super().find_spec(fullname, path, target)
+def names(requirements: Iterable[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for text in requirements}
 
 
-@pytest.fixture
-def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a library one that cannot be found, as it is where it is not installed."""
-
-    def hide(library: str) -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == library]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setattr(FinderWithout, "hidden", frozenset({library}))
-        assert PathFinder in sys.meta_path
-        finders = [FinderWithout if finder is PathFinder else finder for finder in sys.meta_path]
-        monkeypatch.setattr(sys, "meta_path", finders)
-
-    return hide
-
-
-@pytest.fixture(scope="module")
-def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Requirements by extra ("": of serving) as pip reads them, those of this package's own extras resolved."""
-    folder = tmp_path_factory.mktemp("metadata")
-    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    distribution = metadata.Distribution.at(folder / "multi_dnn_ros.egg-info")
-    texts = distribution.requires or []
-    given = set(distribution.metadata.get_all("Provides-Extra") or [])
-    assert given == {"nvml", "offline", "onnx", "plots", "ray", "ros", "all", "test"}
-
-    def of(extra: str) -> Iterator[str]:
-        for requirement in map(Requirement, texts):
-            marker = requirement.marker
-            if marker is not None and not marker.evaluate({"extra": extra, "platform_machine": "x86_64"}):
-                continue
-            if extra and (marker is None or "extra" not in str(marker)):
-                continue  # it is of serving
-            if canonicalize_name(requirement.name) == "multi-dnn-ros":
-                for other in requirement.extras:
-                    yield from of(other)
-            else:
-                yield f"{canonicalize_name(requirement.name)}{requirement.specifier}"
-
-    return {extra: set(of(extra)) for extra in ("", *given)}
-
-
-def names(requirements: set[str]) -> set[str]:
-    return {Requirement(text).name for text in requirements}
-
-
-def test_all_is_the_union_and_test_brings_it(extras: dict[str, set[str]]) -> None:
-    assert extras["all"] == set().union(*(extras[name] for name in ("nvml", "offline", "onnx", "plots", "ray")))
-    assert extras["all"] < extras["test"]
-    assert extras["plots"] < extras["offline"]  # its reports hold pictures
-
-
-def test_an_extra_brings_nothing_that_serving_brings(extras: dict[str, set[str]]) -> None:
-    assert names(extras["test"]) & names(extras[""]) == set()
-
-
-def test_each_optional_library_is_in_its_extra(extras: dict[str, set[str]]) -> None:
-    packages = metadata.packages_distributions()
-    for library, extra in EXTRA_OF.items():
-        assert {canonicalize_name(name) for name in packages[library]} & names(extras[extra]), library
+def extras() -> dict[str, set[str]]:
+    """Names of the libraries of each extra of setup.py ("": of serving), without extras of this package."""
+    text = re.sub(r"#.*", "", (ROOT / "setup.py").read_text(encoding="utf-8"))
+    lists = {"": text[text.index("install_requires=[") : text.index("extras_require=")]}
+    lists |= dict(re.findall(r'"(\w+)": \[(.*?)\],\n', text[text.index("extras_require=") :], re.S))
+    return {extra: names(re.findall(r'"([A-Za-z][\w-]*)[<>=; "]', listed)) for extra, listed in lists.items()}
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -142,19 +76,17 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
             waiting += ((child, guarded) for child in ast.iter_child_nodes(node))
 
 
-def test_what_is_imported_is_required_or_optional(extras: dict[str, set[str]]) -> None:
-    packages = metadata.packages_distributions()
-    serving = names(extras[""])
-    serving |= {canonicalize_name(Requirement(text).name) for name in serving for text in metadata.requires(name) or ()}
+def test_what_is_imported_is_required_or_in_its_extra() -> None:
+    packages = {library: names(found) for library, found in metadata.packages_distributions().items()}
+    assert [library for library, extra in EXTRA_OF.items() if not packages[library] & extras()[extra]] == []
+    serving = extras()[""]
+    serving |= {name for each in serving for name in names(metadata.requires(each) or ())}
     for source, tree in source_trees().items():
         for name, guarded in imported(tree):
             if name in sys.stdlib_module_names or name == "multi_dnn_ros" or BROUGHT_OTHERWISE.fullmatch(name):
                 continue
-            if name in EXTRA_OF:
-                assert guarded, f"{source}: import {name} inside a function, within extras.optional"
-            else:
-                brought = {canonicalize_name(package) for package in packages[name]}
-                assert guarded or brought & serving, f"{source} imports {name}, which setup.py does not require"
+            assert guarded or name not in EXTRA_OF, f"{source}: import {name} inside a function, within extras.optional"
+            assert guarded or packages[name] & serving, f"{source} imports {name}, which setup.py does not require"
 
 
 def test_serving_builtin_dnns_imports_no_optional_library() -> None:
@@ -167,7 +99,7 @@ def test_serving_builtin_dnns_imports_no_optional_library() -> None:
     assert set(modules) & {*EXTRA_OF, "torchmetrics"} - {"pynvml"} == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["camera", "--help"], ["run", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]], ids=" ".join)
 def test_help_does_without_pytorch(arguments: list[str]) -> None:
     code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from multi_dnn_ros.cli.main import main; "
     done = python(f"{code} main({arguments})")
@@ -201,14 +133,13 @@ def test_a_command_names_the_extra_that_it_lacks(
     missing: str,
     needs: str,
     extra: str,
-    hide: Callable[[str], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("people.onnx").touch()
-    hide(missing)
+    monkeypatch.setitem(sys.modules, missing, None)  # cannot be found
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"multi-dnn {arguments[0]}: error: ")
@@ -227,7 +158,7 @@ sys.exit(node([]) if sys.argv[1:] == ["node"] else main())
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["camera", "scenes"], ["replay", "drive.mcap", "results"], ["demo"], ["benchmark", "soak"], ["node"]],
+    [["run"], ["replay", "drive.mcap", "results"], ["benchmark", "soak"], ["node"]],
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_that_needs_ros_2_says_how_to_get_it(arguments: list[str], tmp_path: Path) -> None:
@@ -259,15 +190,3 @@ def test_another_import_error_stays_what_it_is(error: ImportError) -> None:
     with pytest.raises(ImportError) as caught, optional("a picture"):
         raise error
     assert caught.value is error
-
-
-def test_the_pages_name_extras_that_exist(extras: dict[str, set[str]]) -> None:
-    pages = [ROOT / "README.md", ROOT / "requirements-ros.txt", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
-    named = {
-        extra
-        for page in pages
-        for listed in re.findall(r"(?:multi_dnn_ros|\.|`)\[([a-z,]+)\]", page.read_text(encoding="utf-8"))
-        for extra in listed.split(",")
-    }
-    assert {"offline", "onnx", "plots"} <= named
-    assert named <= set(extras)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,26 +144,6 @@ def test_errors_in_a_unit_name_it_and_leave_its_process_alive(pool: UnitPool) ->
     with pytest.raises(UnitFailure, match="unit cpu:1: broken"):
         pool.ask(raise_what_cannot_be_pickled, {"cpu:1": ()})
     assert pool.ask(pid_of, {"cpu": ()}) == before
-
-
-def kill_itself(network: Network, number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_killed_unit_is_named_and_the_other_processes_end_too(means: str, number: int) -> None:
-    pids = {}
-
-    def run() -> None:
-        with UnitPool(parse_units(UNITS), NetworkRequest(means)) as pool:
-            pids.update(pool.ask(pid_of, {"cpu:1": (), "cpu": ()}))
-            pool.ask(kill_itself, {"cpu": (number,)})
-
-    with pytest.raises(UnitFailure, match=f"process of unit cpu was killed by {signal.Signals(number).name}"):
-        run()
-    for pid in pids.values():
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
 
 
 def test_outputs_that_differ_are_an_error() -> None:

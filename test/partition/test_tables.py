@@ -24,13 +24,6 @@ def test_sizes_are_powers_of_two_and_their_neighbours() -> None:
     assert sizes_to_measure(32)[-2:] == (31, 32)
 
 
-@given(st.integers(1, 5000))
-def test_sizes_increase_up_to_the_largest(largest: int) -> None:
-    sizes = sizes_to_measure(largest)
-    assert list(sizes) == sorted(set(sizes))
-    assert (sizes[0], sizes[-1]) == (1, largest)
-
-
 @given(TIMES)
 def test_times_are_the_measured_ones_and_between_their_neighbours(total_ms: dict[int, float]) -> None:
     found = table("cpu", total_ms).times_ms(400)
@@ -73,14 +66,6 @@ def stored(tmp_path: Path) -> Path:
     for unit in ("cpu:1", "cpu:2"):
         write_table(table_path(tmp_path, "net", unit, "auto"), table(unit, {1: 1.0, 2: 2.0, 4: 4.0}, too_large=5))
     return tmp_path
-
-
-def test_the_command_prints_tables(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["partition", "table", "net", "--tables", str(stored)]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("a device") == 2
-    assert printed.count("out of memory") == 2
 
 
 def test_missing_damaged_and_foreign_tables_are_named(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

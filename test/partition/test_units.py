@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.partition.units import parse_units
-from multi_dnn_ros.planning.batch_units import UnitError, sharing_warnings
+from multi_dnn_ros.planning.batch_units import sharing_warnings
 
 
 def test_a_unit_name_contains_device_threads_and_provider() -> None:
@@ -34,20 +32,6 @@ def test_an_unknown_unit_is_refused_with_the_allowed_ones(text: str, capsys: pyt
     error = capsys.readouterr().err
     assert f"unit '{text.split(',')[-1]}' is not known" in error
     assert "cuda:<number>" in error
-
-
-def test_a_unit_named_twice_is_refused() -> None:
-    with pytest.raises(UnitError, match="cuda:0 twice"):
-        parse_units("cuda,cpu:1,cuda:0")
-
-
-@given(st.one_of(st.text(max_size=8), st.from_regex(r"(cpu|cuda|openvino)(:[a-z0-9]{1,4})?", fullmatch=True)))
-def test_any_text_is_a_unit_of_this_name_or_a_unit_error(text: str) -> None:
-    try:
-        (unit,) = parse_units(text)
-    except UnitError:
-        return
-    assert parse_units(unit.name) == (unit,)
 
 
 def test_cpu_units_with_too_many_threads_are_warned_about() -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 from profiling_fakes import CPU, LAYERS, SHAPE, Small, chain_of, machine, target
-from waiting import until
 
-from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import Load
 from multi_dnn_ros.profiling.contention import loads_of, measure_contention
@@ -131,24 +125,3 @@ def test_a_background_load_works_and_ends() -> None:
         background_load(Load("dnn", 2), CPU, lambda: fails),
     ):
         pytest.fail("the load did not start")
-
-
-def test_the_command_keeps_what_it_measured_when_it_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.export.save(torch.export.export(Small(), (torch.rand(SHAPE),)), tmp_path / "small.pt2")
-    table = tmp_path / "samples.csv"
-    arguments = ["profile", "contention", str(tmp_path / "small.pt2"), "--output", str(table), "--device", "cpu",
-                 "--backend", "eager", "--levels", "0,1,2"]  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "multi_dnn_ros.cli.main", *arguments, "--repeats", "2000"])
-    try:
-        until(lambda: table.exists() or process.poll() is not None, "the first rows", 120.0)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    kept = read_samples(table)
-    assert {row.rounds for row in kept} == {2000}
-    assert main([*arguments, "--repeats", "4"]) == 0
-    assert f"{7 * LAYERS} layer times under 7 loads; written to {table}" in capsys.readouterr().out
-    assert read_samples(table)[: len(kept)] == kept

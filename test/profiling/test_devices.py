@@ -17,7 +17,7 @@ from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.profiling import devices as module
-from multi_dnn_ros.profiling.copies import Link, measure_int8_ops_per_s
+from multi_dnn_ros.profiling.copies import Link
 from multi_dnn_ros.profiling.devices import Device, count_measurements, find_devices, measure_devices
 
 
@@ -68,23 +68,6 @@ def test_the_command_measures_this_cpu(
     for text in (cpu["name"], "TFLOP/s", "cuda_graph: runs on cuda only", f"written to {file}"):
         assert text in output
     assert torch.get_num_threads() == threads
-
-
-def test_listing_measures_nothing(
-    without_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "measure_devices", lambda *_: pytest.fail("measured"))
-    assert main(["devices", "--list"]) == 0
-    assert "| onnxruntime |" in capsys.readouterr().out
-
-
-def test_a_file_that_cannot_be_written_is_noticed_before_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "find_devices", lambda: pytest.fail("began"))
-    (tmp_path / "file").touch()
-    assert main(["devices", "--json", str(tmp_path / "file" / "devices.json")]) in (1, 2)
-    assert "--json" in capsys.readouterr().err
 
 
 def test_a_cpu_without_instructions_says_what_it_lacks(
@@ -148,15 +131,6 @@ def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
     assert {total for _, total, _ in shown} == {count_measurements(gpus)}
 
 
-def test_other_errors_of_a_measurement_are_not_swallowed(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(target, scale: float) -> None:
-        raise RuntimeError("cuDNN is broken")
-
-    monkeypatch.setattr(module, "measure_limits", broken)
-    with pytest.raises(RuntimeError, match="cuDNN is broken"):
-        measure_devices(find_devices())
-
-
 def test_the_table_has_links_and_what_was_not_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,15 +147,3 @@ def test_the_table_has_links_and_what_was_not_measured(
     content = json.loads(file.read_text())
     assert content["links"][1]["bytes_per_s"] == 3.65e11
     assert content["devices"][0]["sms"] == 16
-
-
-def test_the_rate_of_int8_is_that_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def fastest(work, device) -> float:
-        calls.append(work()[0].shape)
-        return 0.5
-
-    monkeypatch.setattr("multi_dnn_ros.profiling.copies.fastest_s", fastest)
-    assert measure_int8_ops_per_s(64) == 2.0 * 64**3 / 0.5
-    assert calls == [(64, 64)]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from profiling_fakes import CPU, LAYERS, SHAPE, Small, limits, target, taught, traced
@@ -21,7 +17,6 @@ from multi_dnn_ros.profiling.layer_profile import (
     kind_table,
     layer_table,
     profile_network,
-    write_profile,
 )
 from multi_dnn_ros.profiling.limits import busy_warning, measure_limits
 from multi_dnn_ros.profiling.network import Network
@@ -64,18 +59,6 @@ def test_jobs_balance_measured_or_predicted_times() -> None:
     assert [timed.job for timed in other.layers] == [timed.job for timed in profiled().layers]
 
 
-def test_files(tmp_path: Path) -> None:
-    profile = profiled()
-    write_profile(tmp_path / "new" / "out", profile, answer=42)
-    content = json.loads((tmp_path / "new" / "out" / "profile.json").read_text())
-    assert (content["answer"], content["sum_of_layers_ms"]) == (42, profile.sum_ms)
-    with (tmp_path / "new" / "out" / "layers.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["layer"] for row in rows] == [timed.layer.name for timed in profile.layers]
-    assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0)
-    assert (tmp_path / "new" / "out" / "roofline.png").read_bytes()[:4] == b"\x89PNG"
-
-
 def test_limits_are_the_fastest_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "timed_ms", lambda calls, device: [4.0, 2.0, *[3.0] * (len(calls) - 2)])
     found = measure_limits(target(), scale=0.1)
@@ -90,21 +73,6 @@ def test_a_busy_device_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module.psutil, "cpu_percent", lambda seconds, used=used: used)
         assert busy_warning(CPU) == text
     assert busy_warning(torch.device("cuda", 99)) == ""  # no such GPU, or no library that reads it
-
-
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "measure_limits", lambda of: limits())
-    torch.export.save(torch.export.export(Small(), (torch.zeros(SHAPE),)), tmp_path / "small.pt2")
-    arguments = ["profile", "layers", str(tmp_path / "small.pt2"), "--repeats", "3", "--device", "cpu", "--jobs", "2",
-                 "--output", str(tmp_path / "out"), "--cut", "measured"]  # fmt: skip
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert "sum of the layers" in out
-    assert "1.0 GFLOP/s, 1.0 GB/s" in out
-    content = json.loads((tmp_path / "out" / "profile.json").read_text())
-    assert "; onnxruntime; " in content["target"]
-    assert len(content["layers"]) == LAYERS
-    assert content["command"]
 
 
 @pytest.mark.parametrize(

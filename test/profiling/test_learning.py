@@ -93,16 +93,6 @@ def test_networks_and_levels_are_held_out_and_compared_with_baselines() -> None:
     assert scores["networks, under load"].network[LINEAR] < 0.02 < scores["networks, under load"].network[MACS]
 
 
-def test_a_forest_is_chosen_where_no_line_fits() -> None:
-    def curved(row: Sample) -> Sample:
-        wide = 20.0 if row.channels_out in (16, 64) else 1.0  # a slow kernel for some widths
-        return row.model_copy(update={"ms": row.ms * wide})
-
-    predictor = learn([curved(row) for row in samples()])
-    assert predictor.provenance["regressor"] == FOREST
-    assert predictor.model.regressor == "forest"
-
-
 def test_an_unusable_table_is_rejected() -> None:
     rows = samples(2, 2)
     with pytest.raises(ProfileError, match="only the model model 0"):
@@ -111,13 +101,6 @@ def test_an_unusable_table_is_rejected() -> None:
         learn([row.model_copy(update={"ms": 0.0}) for row in rows])
     with pytest.raises(ProfileError, match=r"one machine; these are of .*Orin"):
         learn([*rows, *(row.model_copy(update={"device": "Orin"}) for row in rows)])
-
-
-def test_layers_below_the_resolution_of_the_clock_are_known() -> None:
-    """Otherwise a predictor would refuse the very networks that it was trained on."""
-    smallest = min(samples(), key=lambda row: row.flops).work
-    short = [row.model_copy(update={"ms": 0.0}) if row.work == smallest else row for row in samples()]
-    assert learn(short).ranges[smallest.kind]["flops"][0] == smallest.flops
 
 
 def test_importances_as_text() -> None:

@@ -13,13 +13,12 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.weights import load_weights, read_state_dict
+from multi_dnn_ros.models.weights import read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
 BUILDER = "ssdlite320_mobilenet_v3_large"
@@ -129,19 +128,6 @@ def test_a_pickle_in_torchvision_s_cache_is_not_run(
     assert "ran" not in capsys.readouterr().out
 
 
-def test_missing_cut_and_foreign_weights_name_the_file(tmp_path: Path) -> None:
-    whole, cut, foreign = (tmp_path / f"{name}.safetensors" for name in ("whole", "cut", "foreign"))
-    network = nn.Conv2d(3, 4, 3)
-    save_file(network.state_dict(), whole)
-    cut.write_bytes(whole.read_bytes()[:-7])
-    save_file({"weight": torch.zeros(4, 3, 3, 3), "tail": torch.zeros(1)}, foreign)
-    load_weights(network, read_state_dict(whole), str(whole))
-    with pytest.raises(ModelError, match=r"cut\.safetensors: cannot be read as weights"):
-        read_state_dict(cut)
-    with pytest.raises(ModelError, match=r"foreign\.safetensors .*missing, such as bias; .*unknown.*such as tail"):
-        load_weights(network, read_state_dict(foreign), str(foreign))
-
-
 def onnx_file(path: Path, *, weight: TensorProto, size: tuple[int, int] = (8, 8)) -> Path:
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, *size])
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 6, None, None])
@@ -149,29 +135,6 @@ def onnx_file(path: Path, *, weight: TensorProto, size: tuple[int, int] = (8, 8)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     path.write_bytes(model.SerializeToString())
     return path
-
-
-def external(location: str, length: int | None = None) -> TensorProto:
-    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[6, 3, 3, 3])
-    weight.data_location = TensorProto.EXTERNAL
-    entries = {"location": location, **({"length": str(length)} if length else {})}
-    weight.external_data.extend(onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items())
-    return weight
-
-
-def test_onnx_data_outside_the_model_s_folder_is_not_read(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.bin"
-    secret.write_bytes(bytes(648))
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "link.bin").symlink_to(secret)
-    (folder / "own.bin").write_bytes(bytes(648))
-    for location, length in (("../secret.bin", None), (str(secret), None), ("link.bin", None), ("own.bin", 2**62)):
-        path = onnx_file(folder / "m.onnx", weight=external(location, length))
-        with pytest.raises(ModelError, match=r"m\.onnx: cannot be read as ONNX: "):
-            load(path)
-    with pytest.raises(ModelError, match=r"m\.onnx: outputs of shapes"):  # read, but not the output of a detector
-        load(onnx_file(folder / "m.onnx", weight=external("own.bin")))
 
 
 def test_onnx_sizes_are_not_believed(tmp_path: Path) -> None:

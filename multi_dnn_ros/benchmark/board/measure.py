@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,7 @@ _OVERHEAD_S = 5.0
 #: Limits of the long trial at the highest rate, and the share of a mix's time that is kept for it.
 _MIN_LONG_S, _MAX_LONG_S, _LONG_SHARE = 8.0, 300.0, 0.25
 _WARM_UP_S = 1.0
-_FIRST_IMAGE_LIMIT_S = 60.0
-_REPORT_LIMIT_S = 30.0
-_SETTLE_LIMIT_S = 60.0
+_FIRST_IMAGE_LIMIT_S, _REPORT_LIMIT_S, _SETTLE_LIMIT_S = 60.0, 30.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -73,25 +72,30 @@ def measure_board(
     end_s = time.monotonic() + 60.0 * plan.minutes
     with Interrupts(), time_bar(60.0 * plan.minutes, "starting") as bar:
         for number, (name, config) in enumerate(plan.configs.items()):
-            mix_end_s = time.monotonic() + (end_s - time.monotonic()) / (len(plan.configs) - number)
             dnns = {dnn: settings.model for dnn, settings in config.dnns.items()}
             mix: dict[str, Any] = {"dnns": dnns, "device": "", "highest_hz": None, "failing_hz": None, "trials": [],
                                    "at_highest": None, "error": ""}  # fmt: skip
             mixes[name] = mix
 
-            def trial(rig: Rig, rate_hz: float, seconds: float, name: str = name, mix: Any = mix) -> Trial:
-                bar.set_description(f"{name}, {rate_hz:.4g} Hz for {seconds:.0f} s")
-                begin_s = time.monotonic()
-                found = run_trial(rig, rate_hz, seconds)
-                advance(bar)(time.monotonic() - begin_s)
+            def done(found: Trial, name: str = name, mix: Any = mix) -> None:
                 mix["trials"].append(found)
+                bar.set_description(name)
+                advance(bar, 60.0 * plan.minutes - (end_s - time.monotonic()) - bar.n)
+                served = "served" if found["passed"] else "not served"
+                say(f"{name}: {found['rate_hz']:.4g} Hz: {found['results_hz']:.1f} results/s, "
+                    f"{found['drop_share']:.1%} missing in {found['frames']:.0f} frames: {served}")  # fmt: skip
                 save(mixes)
-                say(f"{name}: {rate_hz:.4g} Hz: {found['results_hz']:.1f} results/s, {found['drop_share']:.1%} missing "
-                    f"in {found['frames']:.0f} frames: {'served' if found['passed'] else 'not served'}")  # fmt: skip
-                return found
 
+            mix_end_s = time.monotonic() + (end_s - time.monotonic()) / (len(plan.configs) - number)
+            cameras = [CameraPlan(f"camera{index}", plan.size, plan.encoding, 1.0) for index in range(plan.cameras)]
+            config = config.model_copy(update={"diagnostics_period_s": _REPORT_PERIOD_S})
             try:
-                _measure_mix(plan, config, folder / f"{number + 1}_{name}", mix, mix_end_s, trial, say)
+                with Rig(folder / f"{number + 1}_{name}", config, cameras, plan.seed) as rig:
+                    rig.sample_s = 0.5
+                    mix["device"] = rig.value("node", "device") or "cpu"
+                    _search(rig, plan.max_rate_hz, mix, mix_end_s, done)
+                    for problem in rig.problems:
+                        say(problem)
             except (CommandError, UsageError, ValueError, RuntimeError, OSError) as error:
                 mix["error"] = summarize_error(error)
                 say(f"{name} failed: {mix['error']}")
@@ -99,55 +103,30 @@ def measure_board(
     return mixes
 
 
-def _measure_mix(
-    plan: BoardPlan, config: NodeConfig, folder: Path, mix: dict[str, Any], end_s: float,
-    trial: Callable[[Rig, float, float], Trial], say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Start the node, search, and measure at the highest rate for the rest of the time."""
-    cameras = [CameraPlan(f"camera{index}", plan.size, plan.encoding, 1.0) for index in range(plan.cameras)]
-    config = config.model_copy(update={"diagnostics_period_s": _REPORT_PERIOD_S})
-    with Rig(folder, config, cameras, plan.seed) as rig:
-        rig.sample_s = 0.5
-        mix["device"] = rig.value("node", "device") or "cpu"
-        long_s = min(_MAX_LONG_S, max(_MIN_LONG_S, _LONG_SHARE * (end_s - time.monotonic())))
-        search = RateSearch(_MIN_RATE_HZ, plan.max_rate_hz)
+def _search(rig: Rig, max_rate_hz: float, mix: dict[str, Any], end_s: float, done: Callable[[Trial], None]) -> None:
+    """Search, and measure at the highest rate for the rest of the time."""
+    long_s = min(_MAX_LONG_S, max(_MIN_LONG_S, _LONG_SHARE * (end_s - time.monotonic())))
+    search = RateSearch(_MIN_RATE_HZ, max_rate_hz)
 
-        def measured(rate_hz: float, seconds: float) -> Trial:
-            found = trial(rig, rate_hz, seconds)
-            search.add(rate_hz, found["passed"])
-            mix.update(highest_hz=search.best_hz, failing_hz=search.failing_hz)
-            return found
+    def measured(rate_hz: float, seconds: float) -> bool:
+        found = run_trial(rig, rate_hz, max(seconds, _TRIAL_FRAMES / rate_hz))
+        search.add(rate_hz, found["passed"])
+        mix.update(highest_hz=search.best_hz, failing_hz=search.failing_hz)
+        done(found)
+        return bool(found["passed"])
 
-        while (rate_hz := search.next_hz()) is not None:
-            seconds = max(_TRIAL_S, _TRIAL_FRAMES / rate_hz)
-            if mix["trials"] and time.monotonic() + seconds + 2 * _OVERHEAD_S + long_s > end_s:
-                break
-            measured(rate_hz, seconds)
-        while (rate_hz := search.best_hz) is not None:  # a rate that is not served for long is lowered
-            left_s = end_s - time.monotonic() - _OVERHEAD_S
-            if mix["at_highest"] is not None and left_s < _MIN_LONG_S:
-                break
-            mix["at_highest"] = measured(
-                rate_hz, max(min(_MAX_LONG_S, max(_MIN_LONG_S, left_s)), _TRIAL_FRAMES / rate_hz)
-            )
-            if mix["at_highest"]["passed"]:
-                break
-        of_best = [it for it in mix["trials"] if it["rate_hz"] == mix["highest_hz"] and it["passed"]]
-        mix["at_highest"] = of_best[-1] if of_best else None
-        for problem in rig.problems:
-            say(problem)
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Counts of the node's report at `at_s` (system clock), which the rig read at `observed_s` (monotonic clock)."""
-
-    at_s: float
-    observed_s: float
-    received: int
-    offered: int
-    published: int
-    dropped: dict[str, int]
+    while (rate_hz := search.next_hz()) is not None:
+        seconds = max(_TRIAL_S, _TRIAL_FRAMES / rate_hz)
+        if mix["trials"] and time.monotonic() + seconds + 2 * _OVERHEAD_S + long_s > end_s:
+            break
+        measured(rate_hz, _TRIAL_S)
+    left_s = end_s - time.monotonic() - _OVERHEAD_S
+    while (rate_hz := search.best_hz) is not None and not measured(rate_hz, min(_MAX_LONG_S, max(_MIN_LONG_S, left_s))):
+        left_s = end_s - time.monotonic() - _OVERHEAD_S  # a rate that is not served for long is lowered
+        if left_s < _MIN_LONG_S:
+            break
+    of_best = [it for it in mix["trials"] if it["rate_hz"] == mix["highest_hz"] and it["passed"]]
+    mix["at_highest"] = of_best[-1] if of_best else None
 
 
 def run_trial(rig: Rig, rate_hz: float, seconds: float) -> Trial:
@@ -173,7 +152,7 @@ def run_trial(rig: Rig, rate_hz: float, seconds: float) -> Trial:
     rig.spin(_WARM_UP_S)
     begin = _read(rig)
     rig.spin(seconds)
-    trial = _trial(rig, rate_hz, begin, _read(rig))
+    trial = _figures(rig, rate_hz, begin, _read(rig))
     for name in list(rig.cameras):
         rig.stop_camera(name)
     rig.settle(_SETTLE_LIMIT_S)
@@ -185,21 +164,27 @@ def _received(rig: Rig) -> dict[str, int]:
     return {name: int(rig.value(f"camera {name}", "received") or 0) for name in rig.plans}
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """Counts of the node's report at `at_s` (system clock), which the rig read at `observed_s` (monotonic clock)."""
+
+    at_s: float
+    observed_s: float
+    received: int
+    offered: int
+    published: int
+    dropped: Counter[str]
+
+
 def _read(rig: Rig) -> _Counts:
     """The counts of the next report."""
     seen = rig.reports
     if not rig.until(lambda: rig.reports > seen, _REPORT_LIMIT_S):
-        raise CommandError(f"the node has sent no diagnostics for {_REPORT_LIMIT_S:g} s; see {rig.node.log}")
-    accounts = rig.accounts().values()
-    reasons = {reason for stream in accounts for reason in stream["dropped"]}
-    return _Counts(
-        rig.reported_s,
-        time.monotonic(),
-        sum(_received(rig).values()),
-        sum(stream["offered"] for stream in accounts),
-        sum(stream["published"] for stream in accounts),
-        {reason: sum(stream["dropped"].get(reason, 0) for stream in accounts) for reason in reasons},
-    )
+        raise CommandError(f"the node has sent no diagnostics for {_REPORT_LIMIT_S:g} s; see {rig.folder}")
+    streams = rig.accounts().values()
+    offered, published = (sum(stream[key] for stream in streams) for key in ("offered", "published"))
+    dropped = sum((Counter(stream["dropped"]) for stream in streams), Counter[str]())
+    return _Counts(rig.reported_s, time.monotonic(), sum(_received(rig).values()), offered, published, dropped)
 
 
 def _missing(rig: Rig, begin: _Counts, end: _Counts, rate_hz: float) -> tuple[dict[str, int], float]:
@@ -207,28 +192,26 @@ def _missing(rig: Rig, begin: _Counts, end: _Counts, rate_hz: float) -> tuple[di
 
     Frames in progress are not missing. One image more or less at each end of the trial is not a loss.
     """
-    counts = {reason: count - begin.dropped.get(reason, 0) for reason, count in end.dropped.items()}
+    counts = end.dropped - begin.dropped
     refused, offered = sum(counts.pop(reason, 0) for reason in _REFUSED), end.offered - begin.offered
     # Results asked for per image. Of the images that the node did not receive, the same share would have been refused.
     wanted = len(rig.streams) / len(rig.plans) * (1.0 - refused / offered if offered else 1.0)
     sent = rate_hz * (end.at_s - begin.at_s) * len(rig.plans)
-    lost = sent - (end.received - begin.received) - len(rig.plans)
-    dropped = {reason: count for reason, count in sorted(counts.items()) if count > 0}
-    if round(lost * wanted) > 0:
-        dropped[NOT_RECEIVED] = round(lost * wanted)
+    lost = round((sent - (end.received - begin.received) - len(rig.plans)) * wanted)
+    dropped = {**dict(sorted(counts.items())), **({NOT_RECEIVED: lost} if lost > 0 else {})}
     return dropped, sum(dropped.values()) / max(1.0, sent * wanted)
 
 
-def _trial(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
+def _figures(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
     dropped, share = _missing(rig, begin, end, rate_hz)
-    seconds = end.at_s - begin.at_s
+    seconds, span = end.at_s - begin.at_s, (begin.observed_s, end.observed_s)
     frames, results = rate_hz * seconds, end.published - begin.published
-    span = begin.observed_s, end.observed_s
-    latencies = [latency for stream in rig.receipts.values() for latency in stream.between(*span)]
+    streams = [received for stream in rig.receipts.values() if len((received := stream.between(*span))[0])]
+    latencies = [latency for _, latencies_ms in streams for latency in latencies_ms.tolist()]
+    slowest = min(streams, key=lambda received: len(received[0]), default=None)
     samples = [sample for sample in rig.samples if span[0] <= sample.at_s <= span[1]]
-    cores = cpu_cores(samples)
-    streams = [stream for stream in rig.receipts.values() if stream.between(*span)]
-    slowest = min(streams, key=lambda stream: len(stream.between(*span)), default=None)
+    cores, latest = cpu_cores(samples), rig.samples[-1]
+    powers = [power for sample in samples if (power := sample.sensors.total_w) is not None]
     temperatures = [value.value for sample in samples for value in sample.sensors.temperatures_c.values()]
     return {
         "rate_hz": rate_hz,
@@ -242,18 +225,10 @@ def _trial(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
         "latency_ms": distribution(latencies) if latencies else None,
         "cpu_cores": cores,
         "cpu_ms_per_result": 1e3 * cores * seconds / results if results else None,
-        "memory_bytes": rig.samples[-1].memory_bytes,
-        "gpu_share": _mean_of_known([sample.gpu_share for sample in samples]),
-        "gpu_memory_bytes": rig.samples[-1].gpu_bytes or None,
-        "power_w": _mean_of_known([sample.sensors.total_w for sample in samples]),
+        "memory_bytes": latest.memory_bytes,
+        "gpu_memory_bytes": latest.gpu_bytes or None,
+        "power_w": fmean(powers) if powers else None,
         "temperature_c": max(temperatures, default=None),
         "throttled": {name: reason for sample in samples for name, reason in sample.sensors.throttled.items()},
-        "ros2_benchmark": ros2_benchmark_metrics(slowest.times(*span), slowest.between(*span), rate_hz, frames)
-        if slowest is not None
-        else {},
+        "ros2_benchmark": ros2_benchmark_metrics(*slowest, rate_hz, frames) if slowest is not None else {},
     }
-
-
-def _mean_of_known(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rclpy.utilities import get_rmw_implementation_identifier
 
+from multi_dnn_ros.benchmark.observation import Floats
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import counts_text, table, three_digits, write_figure, write_json
 from multi_dnn_ros.ros.board.sensors import text_of
@@ -25,7 +26,6 @@ _FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = 
     ("CPU cores busy", lambda it: it["cpu_cores"]),
     ("CPU time per result, ms", lambda it: it["cpu_ms_per_result"]),
     ("memory, MiB", lambda it: it["memory_bytes"] / _MIB),
-    ("GPU busy, %", lambda it: None if it["gpu_share"] is None else 100.0 * it["gpu_share"]),
     ("GPU memory, MiB", lambda it: None if it["gpu_memory_bytes"] is None else it["gpu_memory_bytes"] / _MIB),
     ("power, W", lambda it: it["power_w"]),
     ("highest temperature, °C", lambda it: it["temperature_c"]),
@@ -111,16 +111,12 @@ def write_ros2_benchmark(
             "BenchmarkMetadata.PEAK_THROUGHPUT_PREDICTION": trial["rate_hz"],
             "metadata": {"Benchmark Name": f"multi_dnn_ros {name}", **metadata},
         }
-        if trial["gpu_share"] is not None:
-            content["ResourceMetrics.MEAN_DEVICE_UTILIZATION"] = 100.0 * trial["gpu_share"]
         written.append(output.with_name(f"{output.stem}_{Path(name).stem}_ros2_benchmark.json"))
         write_json(written[-1], content)
     return written
 
 
-def ros2_benchmark_metrics(
-    times_s: list[float], latencies_ms: list[float], rate_hz: float, frames: float
-) -> dict[str, float]:
+def ros2_benchmark_metrics(times_s: Floats, latencies_ms: Floats, rate_hz: float, frames: float) -> dict[str, float]:
     """The metrics of one stream under the names, and with the definitions, of NVIDIA's ros2_benchmark.
 
     times_s, latencies_ms: of each result, at least one. Rates in Hz, times in ms. The jitter is the absolute difference
@@ -135,18 +131,14 @@ def ros2_benchmark_metrics(
         "NUM_FRAMES_SENT": round(frames),
         "FIRST_SENT_RECEIVED_LATENCY": latencies_ms[0],
         "LAST_SENT_RECEIVED_LATENCY": latencies_ms[-1],
-        "MAX_LATENCY": max(latencies_ms),
-        "MIN_LATENCY": min(latencies_ms),
-        "MEAN_LATENCY": np.mean(latencies_ms),
+        "MAX_LATENCY": latencies_ms.max(),
+        "MIN_LATENCY": latencies_ms.min(),
+        "MEAN_LATENCY": latencies_ms.mean(),
     }
     if len(times_s) > 2:
         jitter = 1e3 * np.abs(np.diff(times_s, 2))
-        metrics |= {
-            "MAX_JITTER": jitter.max(),
-            "MIN_JITTER": jitter.min(),
-            "MEAN_JITTER": jitter.mean(),
-            "STD_DEV_JITTER": jitter.std(),
-        }
+        of = {"MAX": jitter.max(), "MIN": jitter.min(), "MEAN": jitter.mean(), "STD_DEV": jitter.std()}
+        metrics |= {f"{name}_JITTER": value for name, value in of.items()}
     return {f"BasicPerformanceMetrics.{name}": float(value) for name, value in metrics.items()}
 
 

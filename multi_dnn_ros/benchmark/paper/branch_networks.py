@@ -25,20 +25,16 @@ WINDOWS = (1, 1, 2, 2, 4, 4, 8, 8)
 LAYERS = 4
 #: Pixels of the image per feature.
 STRIDE = 8
-#: Windows of the encoders; the second one has heads of equal size.
-ENCODERS = {"encoder-windows": WINDOWS, "encoder-equal": (1,) * len(WINDOWS)}
-#: Input sizes (width, height).
+ENCODER = "encoder-windows"
+#: Input sizes (width, height) of the networks that are measured by default.
 SIZES = {
     "torchvision:inception_v3": (299, 299),
     "torchvision:googlenet": (224, 224),
     "torchvision:retinanet_resnet50_fpn": (800, 448),
     "torchvision:ssd300_vgg16": (300, 300),
     "torchvision:deeplabv3_resnet50": (520, 520),
-    "encoder-windows": (256, 256),
-    "encoder-equal": (256, 256),
+    ENCODER: (256, 256),
 }
-#: The networks that are measured by default.
-DEFAULT = tuple(name for name in SIZES if name != "encoder-equal")
 _FALLBACK_SIZE = (224, 224)
 
 
@@ -52,14 +48,21 @@ class BranchNetwork:
 
 
 def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) -> BranchNetwork:
-    """A network with random weights. name: a key of ENCODERS, or as for parameter `dnn.<dnn>.model`.
+    """A network with random weights. name: ENCODER, or as for parameter `dnn.<dnn>.model`.
 
     size: (width, height) of the image; None: the size in SIZES, or the model's. Raises ModelError, and UsageError for a
     size that the encoder's windows do not divide.
     """
     torch.manual_seed(seed)
-    if name in ENCODERS:
-        return _encoder(name, size or SIZES[name], seed)
+    if name == ENCODER:
+        width, height = size or SIZES[name]
+        step = STRIDE * max(WINDOWS)
+        if width % step or height % step:
+            raise UsageError(f"--size is {width}x{height}; allowed for {name}: multiples of {step}")
+        template_side = max(WINDOWS) * max(1, width // (2 * step))  # half of the search region
+        template = torch.randn(1, template_side, template_side, WIDTH)
+        search = torch.randn(1, height // STRIDE, width // STRIDE, WIDTH)
+        return BranchNetwork(name, Encoder().eval(), (search, template))
     source = load_network(name, weights="random" if name.startswith("torchvision:") else "default", size=size)
     width, height = size or SIZES.get(name) or source.size or _FALLBACK_SIZE
     image = random_image(width, height, seed)
@@ -67,18 +70,6 @@ def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) 
     if name.startswith("torchvision:"):
         balance(network, image)
     return BranchNetwork(name, network, (image,))
-
-
-def _encoder(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
-    step = STRIDE * max(WINDOWS)
-    if any(side % step for side in size):
-        raise UsageError(f"--size is {size[0]}x{size[1]}; allowed for {name}: multiples of {step}")
-    columns, rows = (side // STRIDE for side in size)
-    generator = torch.Generator().manual_seed(seed)
-    template_side = max(WINDOWS) * max(1, columns // (2 * max(WINDOWS)))  # half of the search region
-    template = torch.randn(1, template_side, template_side, WIDTH, generator=generator)
-    search = torch.randn(1, rows, columns, WIDTH, generator=generator)
-    return BranchNetwork(name, Encoder(ENCODERS[name]).eval(), (search, template))
 
 
 class WindowHead(nn.Module):
@@ -138,9 +129,9 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """LAYERS layers. forward(search map, template map), channels last."""
 
-    def __init__(self, windows: Sequence[int]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(windows) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(EncoderLayer(WINDOWS) for _ in range(LAYERS))
 
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
         """As EncoderLayer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.engine_loop import dnn_state, engine_loop, make_task
-from multi_dnn_ros.benchmark.paper.loops import Loop, one_dnn_loop, shared_queue_loop
+from multi_dnn_ros.benchmark.paper.loops import Loop, one_dnn_loop
 from multi_dnn_ros.benchmark.paper.sets import Condition, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.compression.layers import list_layers
@@ -84,25 +83,13 @@ def make_loop(work: Work) -> Loop:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)  # its memory counts for every condition
-    condition = work.condition
-    if condition.layout == "processes":
+    if work.condition.layout == "processes":
         return _one_dnn(work, device)
-    prepared = prepare_dnns(work, device)
-    if condition.layout == "shared_queue":
-        chains, inputs = [dnn.chains[1] for dnn in prepared], [dnn.inputs for dnn in prepared]
-        return shared_queue_loop(chains, inputs, partial(own_stream, work, device))
     cameras = iter(f"camera{number}" for number in range(len(work.networks)))
-    tasks = [
-        make_task(
-            f"dnn{number}",
-            [next(cameras) for _ in range(dnn.count)],
-            dnn.chains,
-            dnn.inputs,
-            dnn.state,
-            sms=work.sms or 0,
-        )
-        for number, dnn in enumerate(prepared)
-    ]
+    tasks = []
+    for number, dnn in enumerate(prepare_dnns(work, device)):
+        served = [next(cameras) for _ in range(dnn.count)]
+        tasks.append(make_task(f"dnn{number}", served, dnn.chains, dnn.inputs, dnn.state, sms=work.sms or 0))
     return engine_loop(tasks, device)
 
 
@@ -125,16 +112,15 @@ def prepare_dnns(work: Work, device: torch.device) -> list[Prepared]:
     if not condition.batched:
         kinds = [(network, 1) for network in work.networks]
     built = {network: _cut(work, network, count) for network, count in dict.fromkeys(kinds)}
-    execution, precision = condition.execution, condition.precision_on(device)
+    precision = condition.precision_on(device)
     # fp32 follows the process's TF32 setting, as in the conditions without a backend.
-    precision = "auto" if precision == "fp32" or execution == "eager" else precision
+    precision = "auto" if precision == "fp32" else precision
     prepared: list[Prepared] = []
-    in_engine = condition.layout != "shared_queue"
     with own_stream(work, device):
         for network, count in kinds:
             chains, image = copy.deepcopy(built[network])
-            backend = choose_backend(execution, device, precision, single_launch=in_engine)
-            state, tolerance = dnn_state(device) if in_engine else Shared(), PRECISIONS[precision].tolerance(device)
+            backend = choose_backend(condition.execution, device, precision, single_launch=True)
+            state, tolerance = dnn_state(device), PRECISIONS[precision].tolerance(device)
             ready = prepare_batches(backend, chains, (image,), device, tolerance, state)
             prepared.append(Prepared(count, ready, (image.to(device),), state))
         if device.type == "cuda":
@@ -145,9 +131,8 @@ def prepare_dnns(work: Work, device: torch.device) -> list[Prepared]:
 def _cut(work: Work, network: Network, count: int) -> tuple[dict[int, tuple[GraphStage, ...]], torch.Tensor]:
     """The jobs of a network by batch size, and its image."""
     module, image = make_network(network, alignment=work.condition.decomposed, seed=work.seed)
-    fold = work.condition.execution != "eager"
     chains = {
-        size: tuple(cut_module(module, repeat_inputs((image,), size), work.jobs, fold_batch_norm=fold))
+        size: tuple(cut_module(module, repeat_inputs((image,), size), work.jobs, fold_batch_norm=True))
         for size in sorted({1, count})
     }
     return chains, image

@@ -6,14 +6,9 @@ All loops start at the same time and count within a window, so that the counted 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-
-import torch
-
-from multi_dnn_ros.backends import Stage, Tensors
 
 
 @dataclass(frozen=True)
@@ -57,51 +52,13 @@ def one_dnn_loop(infer: Callable[[], object], mode: Callable[[], AbstractContext
     """A process with a single DNN. infer: runs one inference to its end. mode: gradient mode of the thread."""
 
     def run(window: Window) -> list[Tally]:
+        tally, now = Tally(window), time.monotonic_ns()
         with mode():
-            return [_repeat(infer, window)]
+            while tally.wants_more(now):
+                begun = now
+                infer()
+                now = time.monotonic_ns()
+                tally.add(begun, now)
+        return [tally]
 
     return run
-
-
-def shared_queue_loop(
-    chains: Sequence[tuple[Stage, ...]], inputs: Sequence[Tensors], stream: Callable[[], AbstractContextManager[object]]
-) -> Loop:
-    """The framework of the paper (section 3.2, Fig. 2) written directly in Python: the baseline Dcomp.(MT).
-
-    DNN threads put jobs, runs of consecutive layers, into the one FIFO queue of a pool. Its threads, as many as DNNs,
-    take them, issue their kernels on their own streams, wait for the GPU, and wake the DNN's thread, which puts the
-    next job. chains, inputs: each DNN's stages, and inputs of the first one. stream: context of a thread of the pool.
-    """
-
-    def enter_stream() -> None:  # until the thread ends
-        torch.inference_mode().__enter__()
-        stream().__enter__()
-
-    def job(stage: Stage, carried: Tensors) -> Tensors:
-        results = stage(carried)  # `carried` is of another stream: its memory is kept until this stream has read it
-        if results[0].is_cuda:
-            torch.cuda.current_stream().synchronize()
-        return results
-
-    def run(window: Window) -> list[Tally]:
-        count = len(chains)
-        with ThreadPoolExecutor(count, "worker", enter_stream) as pool, ThreadPoolExecutor(count, "dnn") as dnns:
-
-            def infer(number: int) -> None:
-                carried = inputs[number]
-                for stage in chains[number]:
-                    carried = pool.submit(job, stage, carried).result()
-
-            return list(dnns.map(lambda number: _repeat(lambda: infer(number), window), range(count)))
-
-    return run
-
-
-def _repeat(infer: Callable[[], object], window: Window) -> Tally:
-    tally, now = Tally(window), time.monotonic_ns()
-    while tally.wants_more(now):
-        began = now
-        infer()
-        now = time.monotonic_ns()
-        tally.add(began, now)
-    return tally

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from multi_dnn_ros.benchmark.paper.dnns import Work, make_loop
-from multi_dnn_ros.benchmark.paper.loops import Window
+from multi_dnn_ros.benchmark.paper.loops import Loop, Window
 from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import freeze_heap
@@ -28,13 +28,11 @@ from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.pipeline.choices import default_workers
 
-_PREPARE_LIMIT_S = 900.0
-_WARM_UP_S = 0.3
+_PREPARE_LIMIT_S, _ANSWER_LIMIT_S = 900.0, 120.0
 #: Time between the request to run and the window, so that every process has received it and is warm.
-RUN_IN_S = 0.2
-#: Uncounted run before each run: restores memory, caches and clock rates of idle processes.
-WAKE_S = 0.1
-_RUN_EXTRA_S = 120.0
+_RUN_IN_S = 0.2
+#: Uncounted runs: after preparing, and before each run, which restores caches and clock rates of idle processes.
+_WARM_UP_S, _WAKE_S = 0.3, 0.1
 
 
 class ProcessGroupError(CommandError):
@@ -45,26 +43,29 @@ class ProcessGroup:
     """One process per entry of `works`; a context manager that ends them. name: the condition's, for messages."""
 
     def __init__(self, name: str, works: Sequence[Work]) -> None:
-        self.name = name
+        self._name = name
         self._works = works
-        self.pids: list[int] = []
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         self._pools = [futures.ProcessPoolExecutor(1, context, _initialize) for _ in works]
         with block_in_children(signal.SIGINT):  # Ctrl-C reaches all processes; the parent ends these
-            self.pids = self._call(_RUN_EXTRA_S, os.getpid)
+            self.pids = self._call(_ANSWER_LIMIT_S, os.getpid, ((),) * len(works))
 
-    def prepare(self, timeout_s: float) -> None:
-        """Prepare all DNNs on the device."""
-        self._call(timeout_s, _prepare, self._works)
+    def prepare(self) -> None:
+        """Prepare all DNNs on the device, and warm up."""
+        self._call(_PREPARE_LIMIT_S, _prepare, ((work,) for work in self._works))
+        self.run(_WARM_UP_S)
 
     def run(self, seconds: float) -> list[tuple[str, list[float]]]:
         """Run all DNNs of all processes concurrently; returns builder and times in ms of each DNN's inferences."""
-        for length_s in (WAKE_S, seconds):
-            windows = [Window.ahead(RUN_IN_S, length_s)] * len(self._pools)
-            reports = self._call(length_s + _RUN_EXTRA_S, _run, windows)
+        for length_s in (_WAKE_S, seconds):
+            window = Window.ahead(_RUN_IN_S, length_s)
+            reports = self._call(length_s + _ANSWER_LIMIT_S, _run, ((window,) for _ in self._works))
         return [dnn for report in reports for dnn in report]
 
-    def close(self) -> None:
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """End the processes, which have nothing to keep."""
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -72,26 +73,19 @@ class ProcessGroup:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).kill()
 
-    def __enter__(self) -> ProcessGroup:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _call(self, timeout_s: float, call: Callable[..., Any], arguments: Sequence[Any] = ()) -> list[Any]:
-        """Call a function in each process, with one of the arguments if there are any."""
+    def _call(self, timeout_s: float, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Call a function in each process. Raises ProcessGroupError."""
+        calls = [pool.submit(function, *each) for pool, each in zip(self._pools, arguments, strict=True)]
+        futures.wait(calls, timeout_s)
         try:
-            given: list[tuple[Any, ...]] = [(each,) for each in arguments] or [()] * len(self._pools)
-            calls = [pool.submit(call, *each) for pool, each in zip(self._pools, given, strict=True)]
-            futures.wait(calls, timeout_s)
-            return [future.result(0.0) for future in calls]
+            return [call.result(0.0) for call in calls]
         except futures.TimeoutError:
-            raise ProcessGroupError(f"condition {self.name}: a process did not answer in {timeout_s:g} s") from None
+            problem = f"a process did not answer in {timeout_s:g} s"
         except BrokenProcessPool:
-            raise ProcessGroupError(f"condition {self.name}: a process has ended by itself") from None
+            problem = "a process has ended by itself"
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise ProcessGroupError(f"condition {self.name}: {type(error).__name__}: {lines[0]}") from None
+            problem = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        raise ProcessGroupError(f"condition {self._name}: {problem}")
 
 
 def measure(
@@ -114,16 +108,9 @@ def measure(
                 progress(f"{name}: preparing {it.name} ({len(dnns)} DNNs)")
                 before = _gpu_bytes(device)
                 groups[it.name] = stack.enter_context(ProcessGroup(it.name, _works(dnns, it, base)))
-                groups[it.name].prepare(_PREPARE_LIMIT_S)
-                groups[it.name].run(_WARM_UP_S)
-                memory_bytes = _gpu_bytes(device) - before
-                precision = it.precision_on(device)
-                runs[it.name] = {
-                    "text": it.text,
-                    "precision": precision,
-                    "memory_bytes": memory_bytes,
-                    "runs": [],
-                }
+                groups[it.name].prepare()
+                runs[it.name] = {"text": it.text, "precision": it.precision_on(device),
+                                 "memory_bytes": _gpu_bytes(device) - before, "runs": []}  # fmt: skip
             order = random.Random(f"{base.seed} {name}")
             for block in range(repeats):
                 for each in order.sample(list(groups), len(groups)):
@@ -179,8 +166,7 @@ def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
                 network: {key: statistics.median(run["ms"][network][key] for run in runs) for key in ("p50", "p99")}
                 for network in runs[0]["ms"]
             },
-            "mean_ms": statistics.median(run["mean_ms"] for run in runs),
-            "inferences_per_s": statistics.median(run["inferences_per_s"] for run in runs),
+            **{key: statistics.median(run[key] for run in runs) for key in ("mean_ms", "inferences_per_s")},
             "of_baseline": statistics.median(ratios) if ratios else None,
             "memory_bytes": condition["memory_bytes"],
         }
@@ -189,7 +175,7 @@ def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 
 # -- in the processes, each of which has one work
 
-_prepared: dict[str, Any] = {}
+_prepared: list[tuple[Work, Loop]] = []
 
 
 def _initialize() -> None:
@@ -198,16 +184,14 @@ def _initialize() -> None:
 
 
 def _prepare(work: Work) -> None:
-    _prepared.update(work=work, loop=make_loop(work))
+    _prepared.append((work, make_loop(work)))
 
 
 def _run(window: Window) -> list[tuple[str, list[float]]]:
-    work: Work = _prepared["work"]
+    ((work, loop),) = _prepared
     # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
     freeze_heap()
     with short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext():
-        tallies = _prepared["loop"](window)
-    return [
-        (network.builder, [latency / 1e6 for latency in tally.latencies_ns])
-        for network, tally in zip(work.networks, tallies, strict=True)
-    ]
+        tallies = loop(window)
+    names = [network.builder for network in work.networks]
+    return [(name, [ns / 1e6 for ns in tally.latencies_ns]) for name, tally in zip(names, tallies, strict=True)]

@@ -68,8 +68,8 @@ def choose_important(names: Sequence[str]) -> list[Network]:
     return [IMPORTANT[name] for name in names or list(IMPORTANT)[:-1]]
 
 
-#: processes: one per DNN. shared_queue: the paper's threads. engine: this package's.
-Layout = Literal["processes", "shared_queue", "engine"]
+#: processes: one per DNN. engine: this package's.
+Layout = Literal["processes", "engine"]
 BASELINE = "ori_mp"
 #: Alignment of ranks: the paper uses the ranks that the ratio gives; ours are multiples suited to the arithmetic units.
 PAPER_RANKS = 1
@@ -108,10 +108,6 @@ _BATCHED = "cameras share the weights of a network and run as one batch"
 _ALL = (
     Condition(BASELINE, "the paper's baseline Ori.(MP): one process per DNN, eager", "processes"),
     Condition("dcomp_mp", "the paper's Dcomp.(MP): the same, decomposed", "processes", decomposed=PAPER_RANKS),
-    Condition(
-        "dcomp_mt", "the paper's proposal Dcomp.(MT) in Python: threads, a shared queue of jobs, eager, decomposed",
-        "shared_queue", decomposed=PAPER_RANKS,
-    ),
     Condition("ours", "this package's engine and backend", "engine", "auto"),
     Condition("ours_dcomp", "the same, decomposed", "engine", "auto", decomposed=8),
     Condition("ours_fp16", "this package's engine at fp16", "engine", "auto", "fp16"),
@@ -123,8 +119,6 @@ _ALL = (
     Condition("ours_batched_dcomp", f"{_BATCHED}, decomposed", "engine", "auto", "fp32", 8, batched=True,
               optional=True),
     Condition("ours_batched_inductor", f"{_BATCHED}, fp16, Inductor", "engine", "inductor", "fp16", batched=True,
-              optional=True),
-    Condition("ours_batched_inductor_dcomp", "the same, decomposed", "engine", "inductor", "fp16", 32, batched=True,
               optional=True),
 )  # fmt: skip
 CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _ALL}

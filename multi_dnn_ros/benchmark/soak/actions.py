@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from rclpy.parameter import Parameter
 from std_srvs.srv import SetBool
 
 from multi_dnn_ros.benchmark.rig import NODE, Rig
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.settings.parameter_fields import shown
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -74,26 +74,29 @@ class Actions:
         self._random = random.Random(seed)
         self._set = rig.observer.create_client(SetParameters, f"{NODE}/set_parameters")
         self._enable = {dnn: rig.observer.create_client(SetBool, f"{NODE}/{dnn}/enable") for dnn in rig.config.dnns}
-        self._handlers: dict[str, Callable[[str, Any], None]] = {
-            SET: self._set_parameter,
-            SWITCH: self._switch,
-            SWAP: self._swap_model,
-            RESTART_CAMERA: self._restart_camera,
-            KILL_ENGINE: self._kill_engine,
-        }
-
-    def ready(self) -> bool:
-        """Whether the node's services have been discovered."""
-        return all(client.service_is_ready() for client in (self._set, *self._enable.values()))
+        if not rig.until(lambda: all(it.service_is_ready() for it in (self._set, *self._enable.values())), ANSWER_S):
+            raise CommandError(f"the node's services do not answer; see {rig.node.log}")
 
     def perform(self, change: Change, reverse: bool) -> None:
         """Make a change, or reverse it; what goes wrong is recorded in `done`."""
-        value, begin_s, problem = change.values[reverse], time.monotonic(), ""
+        target, value, begin_s, problem = change.target, change.values[reverse], time.monotonic(), ""
         try:
-            self._handlers[change.action](change.target, value)
+            if change.action in (SET, SWAP):
+                self._set_parameter(target, value, swaps=change.action == SWAP)
+            elif change.action == SWITCH:
+                response = self._call(self._enable[target], SetBool.Request(data=value))
+                if not response.success:
+                    raise ActionFailed(f"refused: {response.message}")
+            elif change.action == RESTART_CAMERA and value:
+                self._rig.kill_camera(target)
+            elif change.action == RESTART_CAMERA:
+                self._rig.start_camera(target)
+                self._await_results(target)
+            elif value:
+                self._kill_engine()
         except ActionFailed as error:
             problem = str(error)
-        self.done.append({"action": change.action, "target": change.target, "value": value, "at_s": begin_s,
+        self.done.append({"action": change.action, "target": target, "value": value, "at_s": begin_s,
                           "seconds": time.monotonic() - begin_s, "problem": problem})  # fmt: skip
 
     def _call(self, client: Any, request: Any) -> Any:
@@ -102,63 +105,43 @@ class Actions:
             raise ActionFailed(f"no answer in {ANSWER_S:g} s")
         return future.result()
 
-    def _set_parameter(self, name: str, value: Any) -> None:
-        parameter = Parameter(name, value=value).to_parameter_msg()
-        (result,) = self._call(self._set, SetParameters.Request(parameters=[parameter])).results
-        if not result.successful:
-            raise ActionFailed(f"refused: {result.reason}")
-
-    def _switch(self, dnn: str, on: bool) -> None:
-        response = self._call(self._enable[dnn], SetBool.Request(data=on))
-        if not response.success:
-            raise ActionFailed(f"refused: {response.message}")
-
-    def _swap_model(self, name: str, model: str) -> None:
-        """Set ``dnn.<dnn>.model``, and wait until the diagnostics say that the new model took over."""
+    def _set_parameter(self, name: str, value: Any, *, swaps: bool) -> None:
+        """Set a parameter. swaps: it is a DNN's model; wait until the diagnostics say that this took over."""
 
         def status() -> tuple[str, str]:
             return self._rig.value("model swap", "settings") or "", self._rig.value("model swap", "message") or ""
 
-        former, begun = status(), False
-        self._set_parameter(name, model)
-
-        def ended() -> bool:
-            nonlocal begun
-            begun = begun or status() != former  # until then the status is that of the former swap
-            settings, message = status()
-            known = message.startswith(("failed", "cancelled")) or "took over" in message
-            return begun and known and settings == f"{name} = {shown(model)}"
-
-        if not self._rig.until(ended, _SWAP_S) or "took over" not in status()[1]:
+        former = status()  # until it differs it is that of the former swap
+        parameter = Parameter(name, value=value).to_parameter_msg()
+        (result,) = self._call(self._set, SetParameters.Request(parameters=[parameter])).results
+        if not result.successful:
+            raise ActionFailed(f"refused: {result.reason}")
+        ends = ("failed", "cancelled", "took over")
+        if swaps and not (
+            self._rig.until(lambda: status() != former and any(end in status()[1] for end in ends), _SWAP_S)
+            and status()[0] == f"{name} = {shown(value)}"
+            and "took over" in status()[1]
+        ):
             raise ActionFailed(status()[1] or f"has not taken over in {_SWAP_S:g} s")
 
-    def _restart_camera(self, camera: str, kill: bool) -> None:
-        if kill:
-            self._rig.kill_camera(camera)
-        else:
-            self._rig.start_camera(camera)
-            self.await_results(camera)
-
-    def _kill_engine(self, target: str, kill: bool) -> None:
+    def _kill_engine(self) -> None:
         """Kill an engine process that serves according to the diagnostics, with SIGKILL."""
-        if not kill:
-            return
         named = [self._rig.value(name, "pid") or "none" for name in self._rig.statuses if name.startswith("engine ")]
         pids = sorted(int(pid) for pid in named if pid != "none" and psutil.pid_exists(int(pid)))
         if not pids:
             raise ActionFailed("no engine process serves")
         os.kill(self._random.choice(pids), signal.SIGKILL)
         self.kills += 1
-        self.await_results()
+        self._await_results()
 
-    def await_results(self, camera: str = "") -> None:
-        """Wait until every DNN (of a camera) has had a result whose image was taken from now on."""
+    def _await_results(self, camera: str = "") -> None:
+        """Wait until every DNN (on a camera) has had a result whose image was taken from now on."""
         begin_s = time.monotonic()
-        streams = {stream: it for stream, it in self._rig.receipts.items() if camera in ("", stream[1])}
 
         def silent() -> set[str]:
-            serving = {dnn for (dnn, _), found in streams.items() if found.has_image_after(begin_s)}
-            return {dnn for dnn, _ in streams} - serving
+            streams = [stream for stream in self._rig.receipts.items() if camera in ("", stream[0][1])]
+            serving = {dnn for (dnn, _), found in streams if found.has_image_after(begin_s)}
+            return {dnn for (dnn, _), _ in streams} - serving
 
         if not self._rig.until(lambda: not silent(), ANSWER_S):
             raise ActionFailed(f"no result of {', '.join(sorted(silent()))} in {ANSWER_S:g} s")

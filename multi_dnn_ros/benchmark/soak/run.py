@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
 from multi_dnn_ros.benchmark.rig import CameraPlan, ProcessEnded, Rig, advance, time_bar
-from multi_dnn_ros.benchmark.soak.actions import Actions, Change, changes_of
+from multi_dnn_ros.benchmark.soak.actions import Actions, changes_of
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import counts_text, table
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -68,13 +68,10 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
     with Rig(folder, config.model_copy(update={"fault_window_s": window_s}), plan.cameras, plan.seed) as rig:
         rig.sample_s = min(_MAX_SAMPLE_PERIOD_S, plan.seconds / _SAMPLES)
         actions = Actions(rig, plan.seed)
-        if not rig.until(actions.ready, 30.0):
-            raise CommandError(f"the node's services do not answer; see {rig.node.log}")
         rig.start_cameras()
         begin_s, ended_early = time.monotonic(), ""
         try:
-            changes = changes_of(rig.config, _FAILING, plan.seed, kills=plan.kills)
-            _carry_out(rig, plan, changes, actions, begin_s)
+            _carry_out(rig, plan, actions, begin_s)
         except ProcessEnded as error:  # what was measured until then is judged
             ended_early = str(error)
         measured_s = time.monotonic() - begin_s
@@ -113,17 +110,17 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
     }
 
 
-def _carry_out(rig: Rig, plan: SoakPlan, changes: Sequence[Change], actions: Actions, begin_s: float) -> None:
+def _carry_out(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> None:
     """Make the changes, round by round, until the time is over; the last change is reversed, and all DNNs serve."""
-    change_s = plan.round_s / len(changes)
+    changes = changes_of(rig.config, _FAILING, plan.seed, kills=plan.kills)
+    change_s, number = plan.round_s / len(changes), 0
     with time_bar(plan.seconds, "soak") as bar:
 
         def wait_until(at_s: float) -> None:
             rig.spin(max(0.0, begin_s + min(at_s, plan.seconds) - time.monotonic()))
-            advance(bar)(time.monotonic() - begin_s - bar.n)
+            advance(bar, time.monotonic() - begin_s - bar.n)
 
-        number = 0
-        while number * change_s < plan.seconds and time.monotonic() - begin_s < plan.seconds:
+        while max(number * change_s, time.monotonic() - begin_s) < plan.seconds:
             change = changes[number % len(changes)]
             wait_until(number * change_s)
             actions.perform(change, reverse=False)
@@ -164,7 +161,7 @@ def inexact(streams: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def growth(
-    samples: Sequence[NodeSample], receipts: Sequence[Receipts] | Any, begin_s: float, seconds: float
+    samples: Sequence[NodeSample], receipts: Collection[Receipts], begin_s: float, seconds: float
 ) -> list[dict[str, Any]]:
     """Memory, file descriptors and threads of the node and its engine processes (medians), and the p95 of latency of
     all streams, in the last third of a run against the second one. Too little of anything fails.
@@ -180,17 +177,15 @@ def growth(
         if field == "memory_bytes" or any(sample.gpu_bytes for sample in samples):
             before, after = medians(field)
             share = after / before - 1.0 if before > 0 else math.nan
-            found.append(
-                verdict(f"growth of {name}", share, MEMORY_GROWTH, f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB")
-            )
+            note = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB"
+            found.append(verdict(f"growth of {name}", share, MEMORY_GROWTH, note))
     for name, field in {"file descriptors": "files", "threads": "threads"}.items():
         before, after = medians(field)
         found.append(verdict(f"growth of {name}", after - before, 0, f"{before:g} to {after:g}"))
-    latencies = [[ms for stream in receipts for ms in stream.between(*third)] for third in thirds]
-    before, after = (float(np.percentile(values, 95)) if values else math.nan for values in latencies)
+    latencies = [np.concatenate([stream.between(*third)[1] for stream in receipts]) for third in thirds]
+    before, after = (float(np.percentile(values, 95)) if len(values) else math.nan for values in latencies)
     note = f"{before:.1f} to {after:.1f} ms, {len(latencies[0])} to {len(latencies[1])} results"
-    found.append(verdict("ratio of latency p95", after / before, LATENCY_RATIO, note))
-    return found
+    return [*found, verdict("ratio of latency p95", after / before, LATENCY_RATIO, note)]
 
 
 def soak_table(figures: Mapping[str, Any]) -> str:

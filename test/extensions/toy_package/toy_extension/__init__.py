@@ -1,1 +1,0 @@
-"""One extension of each registry: the brightest position of an image."""
