@@ -29,7 +29,7 @@ def torchvision_loss(dnn: Dnn, source: Source) -> Loss:
     decoder: Any = dnn.decoder
     detector: Any = copy.deepcopy(source.detector)
     detector.backbone = nn.Identity()
-    return TorchvisionLoss(detector, decoder.anchors, decoder.level_sizes)
+    return TorchvisionLoss(detector, torch.from_numpy(decoder.head.anchors), decoder.head.level_sizes)
 
 
 def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:

@@ -157,7 +157,7 @@ def _iou(a: Tensor, b: Tensor) -> Tensor:
 class TorchvisionLoss:
     """torchvision's loss of its one-stage detectors, applied to the outputs of DetectorCore.
 
-    detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorDecoder.
+    detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorHead.
     batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are skipped. In several processes SSD and FCOS
     divide by the number of boxes in each process's own part of a batch.
     """
