@@ -32,6 +32,7 @@ setup(
         "onnxruntime>=1.19",
         "opencv-python-headless>=4.5,<5",
         "packaging",
+        "pillow>=9.1",
         "psutil>=5.8",
         "pydantic>=2.5,<3",
         "PyYAML>=5.4",

@@ -17,7 +17,7 @@ from multi_dnn_ros.vision.results import Detections, OutputError
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 #: Maximum number of boxes of a frame that are considered, those with the best scores.
 MAX_CANDIDATES = 1000
@@ -104,8 +104,6 @@ class Decoder:
     name: ClassVar[str] = ""
     signature: ClassVar[str] = ""
     patterns: ClassVar[Sequence[Pattern]] = ()
-    #: Layers to run on the device, for a decoder with DecoderSpec.takes_detector; None: the whole network.
-    core: nn.Module | None = None
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ class DecoderSpec:
     result_kind: name of its results' kind.
     preprocess: keyword arguments of Preprocess for models without preprocessing metadata.
     default_labels: class names of a model with one class and without labels.
-    takes_detector: the factory takes the network as its first argument and moves the layers that run on the device to
-    the decoder's attribute `core`. For model sources that set Source.detector.
+    takes_detector: the factory takes an AnchorHead as its first argument. For model sources that set Source.detector.
     loss: for `multi-dnn retrain`: (dnn, source) -> loss, or "module:function"; None: the network can only be trained by
     distillation from another network.
     recognize: shapes of a model's outputs -> whether the decoder reads them, and how certain that is; it selects the

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.decoders.anchor import DetectorCore
 from multi_dnn_ros.decoders.base import Decoder
 from multi_dnn_ros.decoders.several import ResultDecoder, SelectedOutputsDecoder, SeveralDecoders, WindowDecoder
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.vision.preprocess import Preprocess, WindowPreprocess
+from multi_dnn_ros.models.torchvision_detector import DetectorCore
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.view import WHOLE, View
 
@@ -105,7 +106,7 @@ class Dnn:
     """One DNN with its preprocessing and its decoders.
 
     module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
-    preprocess: (H, W, 3) uint8 RGB image on any device -> ((1, 3, h, w) float32,).
+    preprocess: (H, W, 3) uint8 RGB image, a NumPy array -> (1, 3, h, w) float32; `inputs` is for tensors.
     outputs: its results by the names in parameter `outputs`, or a single one with an empty name.
     view: the part of the image that it sees, which `preprocess` and the decoders take for the whole image.
     """
@@ -135,7 +136,7 @@ class Dnn:
     @property
     def inputs(self) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
         """(H, W, 3) uint8 RGB image on any device -> the network's input, made from the part that the DNN sees."""
-        return self.preprocess if self.view.is_whole else WindowPreprocess(self.preprocess, self.view)
+        return TensorPreprocess(self.preprocess, self.view)
 
     @property
     def input_key(self) -> Hashable:

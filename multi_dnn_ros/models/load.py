@@ -29,6 +29,7 @@ from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.registry import source_name
 from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source, outline_source
+from multi_dnn_ros.models.torchvision_detector import anchor_head
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -113,9 +114,7 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     # Only the preprocessing of the last one contains the defaults of all decoders.
     (*_, last) = interfaces.values()
     outputs = {output: _output(part, interfaces[output], last.preprocess) for output, part in parts.items()}
-    core = next(iter(outputs.values())).decoder.core
-    module = source.module if core is None else core.eval()
-    dnn = Dnn(name, config.role, module, last.preprocess, outputs, last.view)
+    dnn = Dnn(name, config.role, source.network, last.preprocess, outputs, last.view)
     _try(dnn, config)
     return dnn
 
@@ -143,7 +142,7 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
 def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
     spec, config, source = interface.decoder, part.config, part.source
     decoder = spec.factory(
-        *(() if source.detector is None else (source.detector,)),
+        *(() if source.detector is None else (anchor_head(source.detector, (preprocess.height, preprocess.width)),)),
         preprocess,
         interface.labels,
         keep=config.keep,

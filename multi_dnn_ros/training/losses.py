@@ -164,7 +164,7 @@ class DetectionLoss:
 class TorchvisionLoss:
     """torchvision's loss of its one-stage detectors, applied to the outputs of DetectorCore.
 
-    detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorDecoder.
+    detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorHead.
     batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are skipped. In several processes SSD and FCOS
     divide by the number of boxes in each process's own part of a batch.
     """
@@ -210,7 +210,7 @@ def torchvision_loss(dnn: Dnn, source: Source) -> Loss:
     decoder: Any = dnn.decoder
     detector: Any = copy.deepcopy(source.detector)
     detector.backbone = nn.Identity()
-    return TorchvisionLoss(detector, decoder.anchors, decoder.level_sizes)
+    return TorchvisionLoss(detector, torch.from_numpy(decoder.head.anchors), decoder.head.level_sizes)
 
 
 def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:

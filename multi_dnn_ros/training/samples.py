@@ -116,8 +116,7 @@ def fit(sample: Sample, framing: Preprocess) -> Batch:
 
 def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> Tensor:
     """(H, W, 3) uint8 -> (3, height, width) uint8, resized exactly as the node does before the network."""
-    (values,) = framing(torch.from_numpy(np.ascontiguousarray(image)))
-    return values[0].mul_(255.0).round_().to(torch.uint8)
+    return torch.from_numpy(np.rint(framing(image)[0] * 255.0).astype(np.uint8))
 
 
 def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> Truth:

@@ -1,18 +1,17 @@
-"""Converts a camera image to a network's input, and coordinates back to the image."""
+"""Converts a camera image to a network's input, and coordinates back to the image. On a GPU: preprocess_gpu."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+import cv2
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional as F
-
-from multi_dnn_ros.vision.view import View
+from PIL import Image
 
 ResizeMode = Literal["stretch", "letterbox"]
 
@@ -40,16 +39,16 @@ class Geometry:
 
 
 class Preprocess:
-    """(H, W, 3) uint8 RGB image on any device -> ((1, 3, height, width) float32,) on the same device.
+    """(H, W, 3) uint8 RGB image -> (1, 3, height, width) float32, the network's input.
 
     width, height: size of the network input. fit: `stretch` fills it, `letterbox` keeps the aspect ratio and pads. bgr:
     the network expects blue first. mean, std: per channel in the network's order: (value / 255 - mean) / std.
-    antialias: low-pass filter when downscaling; off for networks that were trained without it (torchvision's
-    detectors). centered: letterbox puts the image in the middle, otherwise in the upper left corner. pad: grey level
-    0..1 of the padding before normalization; None: the mean, so that the normalized padding is 0.
+    antialias: low-pass filter when downscaling, as PIL and torchvision's transforms do; off for networks that were
+    trained without it, as with cv2 and by torchvision's detectors. centered: letterbox puts the image in the middle,
+    otherwise in the upper left corner. pad: grey level 0..1 of the padding before normalization; None: the mean, so
+    that the normalized padding is 0.
 
-    The resize is bilinear. On the CPU with antialias it runs on uint8 and rounds to whole grey levels, as PIL and cv2
-    do; this is several times faster than on float.
+    The resize is bilinear and rounds to whole grey levels.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class Preprocess:
         self.antialias = antialias
         self.centered = centered
         self.pad = pad
-        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     @property
     def key(self) -> Hashable:
@@ -98,50 +96,44 @@ class Preprocess:
         top = (self.height - height) // 2 if self.centered else 0
         return Geometry(width / source_width, height / source_height, left, top, width, height)
 
-    def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor]:
+    def __call__(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """image: (H, W, 3) uint8. Raises ValueError for anything else."""
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != torch.uint8 or not image.numel():
-            raise ValueError(f"image of shape {tuple(image.shape)} and type {image.dtype}: must be (H, W, 3) uint8")
+        self.check_image(image.shape, str(image.dtype))
         geometry = self.geometry((image.shape[0], image.shape[1]))
-        pixels = image.permute(2, 0, 1)[None]  # channels_last in memory, as the fast uint8 resize requires
-        if (geometry.height, geometry.width) != tuple(pixels.shape[2:]):
-            if not (self.antialias and image.device.type == "cpu"):
-                pixels = pixels.float()
-            pixels = F.interpolate(
-                pixels,
-                (geometry.height, geometry.width),
-                mode="bilinear",
-                align_corners=False,
-                antialias=self.antialias,
-            )
-        scale, offset, padding = self._constants_on(image.device)
-        pixels = pixels.flip(1) if self.bgr else pixels
-        values = torch.addcmul(offset, pixels.to(torch.float32, memory_format=torch.contiguous_format), scale)
-        if (geometry.height, geometry.width) == (self.height, self.width):
-            return (values,)
-        padded = padding.expand(1, 3, self.height, self.width).clone()
+        pixels = self._resized(image, geometry)
+        if self.bgr:
+            pixels = pixels[:, :, ::-1]
+        table, padding = self._table
+        values = np.empty((1, 3, self.height, self.width), np.float32)
         rows = slice(geometry.top, geometry.top + geometry.height)
         columns = slice(geometry.left, geometry.left + geometry.width)
-        padded[:, :, rows, columns] = values
-        return (padded,)
+        if (geometry.height, geometry.width) != (self.height, self.width):
+            values[...] = padding.reshape(1, 3, 1, 1)
+        values[0, :, rows, columns] = cv2.LUT(np.ascontiguousarray(pixels), table).transpose(2, 0, 1)
+        return values
 
-    def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if device not in self._constants:
-            mean, std = torch.tensor(self.mean).view(1, 3, 1, 1), torch.tensor(self.std).view(1, 3, 1, 1)
-            pad = mean if self.pad is None else torch.full_like(mean, self.pad)
-            constants = (1.0 / (255.0 * std), -mean / std, (pad - mean) / std)
-            self._constants[device] = (constants[0].to(device), constants[1].to(device), constants[2].to(device))
-        return self._constants[device]
+    def _resized(self, image: npt.NDArray[np.uint8], geometry: Geometry) -> npt.NDArray[np.uint8]:
+        size = (geometry.width, geometry.height)
+        if size == (image.shape[1], image.shape[0]):
+            return image
+        shrinks = size[0] < image.shape[1] or size[1] < image.shape[0]
+        if self.antialias and shrinks:  # OpenCV has no bilinear resize with this filter
+            return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+        return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), np.uint8)
 
+    def check_image(self, shape: Sequence[int], dtype: str) -> None:
+        """Raise ValueError unless an image of this shape and type can be preprocessed."""
+        if len(shape) != 3 or shape[2] != 3 or not math.prod(shape) or not dtype.endswith("uint8"):
+            raise ValueError(f"image of shape {tuple(shape)} and type {dtype}: must be (H, W, 3) uint8")
 
-class WindowPreprocess:
-    """(H, W, 3) uint8 RGB image on any device -> the network's input, made from the part of the image that it sees."""
+    def constants(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """scale, offset and padding, each (3,): a grey level g of a channel becomes offset + g * scale."""
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        pad = mean if self.pad is None else np.full_like(mean, self.pad)
+        return 1.0 / (np.float32(255.0) * std), -mean / std, (pad - mean) / std
 
-    def __init__(self, preprocess: Preprocess, view: View) -> None:
-        self._preprocess = preprocess
-        self._view = view
-
-    def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor]:
-        """Raises ValueError if the window is not inside the image."""
-        window = self._view.window((image.shape[0], image.shape[1]))
-        return self._preprocess(image[window.top : window.bottom, window.left : window.right])
+    @cached_property
+    def _table(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """(1, 256, 3) what each grey level of each channel becomes, and (3,) the padding."""
+        scale, offset, padding = self.constants()
+        return (offset + np.arange(256, dtype=np.float32)[:, None] * scale)[None], padding

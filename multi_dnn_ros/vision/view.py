@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Window(NamedTuple):
@@ -83,6 +83,13 @@ class View:
                 f"{found.bottom}; the image has {width} x {height} pixels"
             )
         return found
+
+    def part_of(self, image: Any) -> Any:
+        """The part that the DNN sees of an image (H, W, ...), an array or a tensor, in the same memory."""
+        if self.is_whole:
+            return image
+        window = self.window((image.shape[0], image.shape[1]))
+        return image[window.top : window.bottom, window.left : window.right]
 
 
 #: The whole image.

@@ -10,6 +10,7 @@ import torch
 
 from multi_dnn_ros.backends.preprocess_graph import MAX_SIZES, PreprocessGraph
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
 
 
 class Captures:
@@ -31,6 +32,10 @@ class Captures:
         return replay
 
 
+def small() -> TensorPreprocess:
+    return TensorPreprocess(Preprocess(4, 4))
+
+
 def copy_from_host(target: torch.Tensor, address: int) -> None:
     ctypes.memmove(target.data_ptr(), address, target.nbytes)
 
@@ -42,7 +47,7 @@ def image(height: int, width: int, seed: int = 0) -> torch.Tensor:
 @torch.inference_mode()  # as in the workers
 @pytest.mark.parametrize("fit", ["stretch", "letterbox"])
 def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(fit: str) -> None:
-    preprocess = Preprocess(32, 24, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
+    preprocess = TensorPreprocess(Preprocess(32, 24, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2)))
     destination, captures = (torch.zeros(1, 3, 24, 32),), Captures()
     graph = PreprocessGraph(preprocess, destination, captures, torch.Tensor.copy_, copy_from_host)
     (before,) = graph(image(48, 64))
@@ -65,7 +70,7 @@ def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(
 
 def test_a_capture_preserves_the_input_of_the_frame_in_progress() -> None:
     destination = (torch.full((1, 3, 4, 4), 7.0),)
-    PreprocessGraph(Preprocess(4, 4), destination, Captures(), torch.Tensor.copy_, copy_from_host).specialize((8, 8))
+    PreprocessGraph(small(), destination, Captures(), torch.Tensor.copy_, copy_from_host).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
@@ -76,12 +81,12 @@ def test_a_failed_capture_preserves_the_input_of_the_frame_in_progress() -> None
 
     destination = (torch.full((1, 3, 4, 4), 7.0),)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        PreprocessGraph(Preprocess(4, 4), destination, fail, torch.Tensor.copy_, copy_from_host).specialize((8, 8))
+        PreprocessGraph(small(), destination, fail, torch.Tensor.copy_, copy_from_host).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
 def test_a_graph_with_other_results_is_an_error_and_not_used() -> None:
-    destination, preprocess = (torch.zeros(1, 3, 4, 4),), Preprocess(4, 4)
+    destination, preprocess = (torch.zeros(1, 3, 4, 4),), small()
     graph = PreprocessGraph(preprocess, destination, Captures(broken=True), torch.Tensor.copy_, copy_from_host)
     with pytest.raises(ValueError, match="result 0 is off by"):
         graph.specialize((8, 8))
@@ -89,9 +94,7 @@ def test_a_graph_with_other_results_is_an_error_and_not_used() -> None:
 
 
 def test_the_number_of_captured_sizes_is_bounded() -> None:
-    graph = PreprocessGraph(
-        Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures(), torch.Tensor.copy_, copy_from_host
-    )
+    graph = PreprocessGraph(small(), (torch.zeros(1, 3, 4, 4),), Captures(), torch.Tensor.copy_, copy_from_host)
     for number in range(MAX_SIZES):
         graph.specialize((8, 8 + number))
     with pytest.raises(ValueError, match="captured already"):

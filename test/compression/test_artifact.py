@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.graph_layers import with_layers
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
-from multi_dnn_ros.decoders.anchor import DetectorCore
 from multi_dnn_ros.models.artifact import Description, read_description, save_artifact, weights_digest
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
+from multi_dnn_ros.models.torchvision_detector import DetectorCore
 from multi_dnn_ros.settings.schema import DnnConfig
 
 SSD = "torchvision:ssdlite320_mobilenet_v3_large"

@@ -60,9 +60,9 @@ def test_outputs_of_the_public_export_and_wrong_ones() -> None:
 
 
 def test_the_network_gets_blue_first_as_in_training() -> None:
-    image = torch.zeros(SIZE[1], SIZE[0], 3, dtype=torch.uint8)
+    image = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
     image[..., 2] = 255
-    (values,) = Preprocess(*SIZE, **SPEC.preprocess)(image)
+    values = Preprocess(*SIZE, **SPEC.preprocess)(image)
     assert values[0, 0].min() > 1.0
     assert values[0, 1:].max() < -1.0
 

@@ -29,7 +29,7 @@ def config(**values: object) -> DnnConfig:
 
 def run(dnn, image: np.ndarray) -> Detections | Lanes:
     with torch.inference_mode():
-        outputs = dnn.module(*dnn.preprocess(torch.from_numpy(image)))
+        outputs = dnn.module(*dnn.inputs(torch.from_numpy(image)))
     flat = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
     return dnn.decoder(tuple(flat), image.shape[:2])
 

@@ -54,7 +54,7 @@ def test_channels_last_segmentation_finds_the_classes_that_onnx_runtime_finds(
     config = DnnConfig(role="network", model=str(path), decoder="segmentation", labels=list("abcd"))
     dnn = load_dnn("seg", config)  # compares it with ONNX Runtime, too
     pixels = RANDOM.integers(0, 256, (32, 40, 3), np.uint8)
-    inputs = dnn.preprocess(torch.from_numpy(pixels))
+    inputs = dnn.inputs(torch.from_numpy(pixels))
     with torch.inference_mode():
         found = dnn.results([dnn.module(*inputs)], (32, 40))
     assert isinstance(found, Mask)
@@ -68,7 +68,7 @@ def test_a_threshold_is_compared_with_the_probability_of_the_file(tmp_path: Path
         role="network", model=str(path), decoder="segmentation", labels=list("abcd"), score_threshold=0.9
     )
     dnn = load_dnn("seg", config)
-    inputs = dnn.preprocess(torch.from_numpy(RANDOM.integers(0, 256, (32, 40, 3), np.uint8)))
+    inputs = dnn.inputs(torch.from_numpy(RANDOM.integers(0, 256, (32, 40, 3), np.uint8)))
     with torch.inference_mode():
         found = dnn.results([dnn.module(*inputs)], (32, 40))
     (expected,) = by_onnxruntime(path, inputs[0].permute(0, 2, 3, 1).numpy())
@@ -82,7 +82,7 @@ def test_the_sigmoid_of_one_class_is_left_to_the_decoder(tmp_path: Path) -> None
     path = written(tmp_path / "lane.onnx", model(nodes, ["out"], opset=17, constants=constants, shape=(1, 3, 32, 40)))
     assert "Sigmoid" not in prepare(path).operators
     dnn = load_dnn("lane", DnnConfig(role="lane", model=str(path), score_threshold=0.5))
-    inputs = dnn.preprocess(torch.zeros(32, 40, 3, dtype=torch.uint8))
+    inputs = dnn.inputs(torch.zeros(32, 40, 3, dtype=torch.uint8))
     (expected,) = by_onnxruntime(path, inputs[0].numpy())
     with torch.inference_mode():
         (logits,) = (dnn.module(*inputs),)

@@ -37,7 +37,7 @@ def results() -> dict[str, list[dict[str, Any]]]:
             image = np.ascontiguousarray(drive.frame(number).image)
             for role, dnn in dnns.items():
                 with torch.inference_mode():
-                    output = dnn.module(*dnn.preprocess(torch.from_numpy(image)))
+                    output = dnn.module(*dnn.inputs(torch.from_numpy(image)))
                     decoded = dnn.decoder([output], (height, width))
                 found.setdefault(f"{role} {width}x{height}", []).append(_described(decoded))
     return found

@@ -24,6 +24,7 @@ ROSDEP = {
     "filelock": "python3-filelock",
     "numpy": "python3-numpy",
     "opencv-python-headless": "python3-opencv",
+    "pillow": "python3-pil",
     "packaging": "python3-packaging",
     "psutil": "python3-psutil",
     "PyYAML": "python3-yaml",

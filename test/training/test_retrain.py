@@ -326,10 +326,31 @@ def test_a_network_sees_images_as_the_node_shows_them() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)).eval()
     student = make_trainable(Source(network, (32, 32), "classification", preprocess=own), "net")
     image = torch.randint(0, 256, (20, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    (framed,) = student.framing(image)
-    torch.testing.assert_close(student.inputs(framed), Preprocess(32, 32, **own)(image)[0])
+    framed = torch.from_numpy(student.framing(image.numpy()))
+    expected = torch.from_numpy(Preprocess(32, 32, **own)(image.numpy()))
+    torch.testing.assert_close(student.inputs(framed), expected)
     source = load_network("torchvision:fcos_resnet50_fpn", weights="random", num_classes=3)
     student = make_trainable(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
     assert student.decoder is not None
-    (framed,), (expected,) = student.framing(image), student.decoder.preprocess(image)
-    torch.testing.assert_close(student.inputs(framed)[:, :, :64], expected[:, :, :64], rtol=1e-3, atol=1e-3)
+    expected = torch.from_numpy(student.decoder.preprocess(image.numpy()))
+    framed = torch.from_numpy(student.framing(image.numpy()))
+    inside = student.inputs(framed)[:, :, :64]  # below lies the padding
+    torch.testing.assert_close(inside, expected[:, :, :64], rtol=1e-3, atol=1e-3)
+
+
+def test_a_network_without_weights_is_scored_but_not_trained(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()  # three scores: the mean colours
+    path, data = tmp_path / "mean.pt2", tmp_path / "data"
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
+    for part, brightness in (("train", 200), ("val", 220)):
+        (data / part / "blue").mkdir(parents=True)
+        cv2.imwrite(str(data / part / "blue" / "0.png"), np.full((16, 16, 3), (brightness, 0, 0), np.uint8))
+        for name, target in (("green", "m_green"), ("red", "a_red")):
+            (data / part / target).symlink_to(colours / part / name)
+    options = [str(path), "--decoder", "classification", "--data", f"classes:{data}", "--device", "cpu"]
+    assert main(["evaluate", *options]) == 0
+    assert "top1" in capsys.readouterr().out
+    assert main(["retrain", *options, "--output", str(tmp_path / "out.pt2")]) == 1
+    assert "no weights that can be trained" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 
@@ -156,7 +157,7 @@ def captured_preprocessing(preprocess: Callable[[torch.Tensor], Tensors], destin
 def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
     fit: str, prepared: Callable[[str, str], Prepared]
 ):
-    preprocess = Preprocess(128, 96, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
+    preprocess = TensorPreprocess(Preprocess(128, 96, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3)))
     first = prepared("cuda_graph", "auto").stages[0]
     assert isinstance(first, Captured)
     graph = captured_preprocessing(preprocess, first.inputs)
@@ -176,7 +177,7 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
 def test_a_capture_preserves_an_input_that_is_still_being_written():
     """The frame in progress was launched on another stream."""
     destination = (torch.zeros(1, 3, 96, 128, device=GPU),)
-    graph = captured_preprocessing(Preprocess(128, 96), destination)
+    graph = captured_preprocessing(TensorPreprocess(Preprocess(128, 96)), destination)
     torch.cuda.synchronize(GPU)
     with torch.cuda.stream(torch.cuda.Stream(GPU)):
         torch.cuda._sleep(1_000_000_000)  # about half a second

@@ -1,0 +1,85 @@
+"""Images become the input that a network was trained with: compared with PyTorch's resize in float32."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
+
+#: Imports every module of both packages except the one for GPUs.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import multi_dnn_ros.decoders, multi_dnn_ros.vision
+for package in (multi_dnn_ros.decoders, multi_dnn_ros.vision):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("preprocess_gpu"):
+            importlib.import_module(module.name)
+assert len([name for name in sys.modules if name.startswith(("multi_dnn_ros.decoders.", "multi_dnn_ros.vision."))]) > 20
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "torchvision", "rclpy"}))
+"""
+
+
+def test_vision_and_decoders_are_imported_without_pytorch_and_rclpy() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def reference(preprocess: Preprocess, image: np.ndarray) -> torch.Tensor:
+    """As the class says, step by step in float32, without rounding."""
+    place = preprocess.geometry(image.shape[:2])
+    pixels = torch.from_numpy(image.transpose(2, 0, 1).copy())[None].float()
+    size = (place.height, place.width)
+    pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=preprocess.antialias) / 255
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (preprocess.mean, preprocess.std))
+    grey = mean.clone() if preprocess.pad is None else torch.full_like(mean, preprocess.pad)
+    whole = grey.expand(1, 3, preprocess.height, preprocess.width).clone()
+    pixels = pixels.flip(1) if preprocess.bgr else pixels
+    whole[:, :, place.top : place.top + place.height, place.left : place.left + place.width] = pixels
+    return (whole - mean) / std
+
+
+sides = st.integers(2, 90)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    source=st.tuples(sides, sides),
+    size=st.tuples(sides, sides),
+    options=st.fixed_dictionaries(
+        {
+            "fit": st.sampled_from(["stretch", "letterbox"]),
+            "bgr": st.booleans(),
+            "antialias": st.booleans(),
+            "centered": st.booleans(),
+            "pad": st.sampled_from([None, 0.0, 114 / 255]),
+        }
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_input_is_that_of_the_reference_to_a_grey_level(source: Any, size: Any, options: Any, seed: int) -> None:
+    image = np.random.default_rng(seed).integers(0, 256, (*source, 3), np.uint8)
+    preprocess = Preprocess(*size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5), **options)
+    assume(preprocess.geometry(source).width > 1)  # PyTorch's own resize to one column repeats the first row
+    found = preprocess(image)
+    assert (found.shape, found.dtype) == ((1, 3, size[1], size[0]), np.float32)
+    levels = (torch.from_numpy(found) - reference(preprocess, image)) * torch.tensor(preprocess.std).view(3, 1, 1) * 255
+    assert float(levels.abs().max()) <= 1.01
+    (tensor,) = TensorPreprocess(preprocess)(torch.from_numpy(image))
+    np.testing.assert_array_equal(tensor.numpy(), found)
+
+
+@pytest.mark.parametrize("image", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32),
+                                   np.zeros((0, 4, 3), np.uint8)])  # fmt: skip
+def test_another_array_is_an_error_that_names_shape_and_type(image: Any) -> None:
+    with pytest.raises(ValueError, match=r"image of shape \(.*must be \(H, W, 3\) uint8"):
+        Preprocess(8, 8)(image)
