@@ -249,7 +249,7 @@ def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
         return {"f1": counted.f1}
 
     batches = FixedBatches({"image": images, "mask": masks}, 4, seed=0)
-    schedule = Schedule(epochs=60, lr=0.01, ema=0.0)
+    schedule = Schedule(epochs=100, lr=0.01, ema=0.0)
     outcome = train(network, batches, LaneLoss(), score, schedule, main="f1")
     assert outcome.best["f1"] > 0.8
 
