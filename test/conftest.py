@@ -171,16 +171,6 @@ def forked_engines(fork_server: ForkServer) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def forked_comparisons(fork_server: ForkServer) -> Iterator[None]:
-    """ONNX Runtime computes in forks what a converted network is compared with; test_onnx_intake has an exception."""
-    from multi_dnn_ros.models.onnx_intake import verification
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "subprocess", fork_server.subprocess)
-        yield
-
-
-@pytest.fixture(scope="module")
 def forked_spawns(fork_server: ForkServer) -> Iterator[None]:
     """Processes that multiprocessing spawns are forks of the server."""
     with pytest.MonkeyPatch.context() as patch:

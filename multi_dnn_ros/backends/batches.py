@@ -51,7 +51,7 @@ def prepare_batches(
     }
     for size, stages in ready.items():
         if size > 1:
-            _compare(ready[1], stages, repeat_inputs(inputs, size), device, tolerance)
+            compare_batch(ready[1], stages, repeat_inputs(inputs, size), device, tolerance)
     return ready
 
 
@@ -81,11 +81,19 @@ def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.dtype is right.dtype and torch.equal(left, right)
 
 
-def _compare(
-    alone: Sequence[Stage], together: Sequence[Stage], inputs: Tensors, device: torch.device, tolerance: float
+def compare_batch(
+    alone: Sequence[Stage],
+    together: Sequence[Stage],
+    inputs: Tensors,
+    device: torch.device | None = None,
+    tolerance: float = 1e-3,
 ) -> None:
+    """Compare the results for a batch with those of its images alone. Raises BatchError.
+
+    inputs: example inputs for the batch. device: None: the CPU.
+    """
     with torch.inference_mode():
-        images = tuple(tensor.to(device) for tensor in noise_like(inputs))
+        images = tuple(tensor.to(device or "cpu") for tensor in noise_like(inputs))
         size = len(images[0])
         results = _run(together, images)
         for index, result in enumerate(results):

@@ -1,10 +1,10 @@
-"""ONNX Runtime: a whole stage in one call, in the kernels of one of its execution providers and without the GIL."""
+"""ONNX Runtime: a whole job in one call, in the kernels of one of its execution providers and without the GIL."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,10 +12,9 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_working
+from multi_dnn_ros.backends.onnx_providers import CPU, Choice, ProviderError, first_working
 from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
 from multi_dnn_ros.backends.registry import BackendRequest, BackendSpec
-from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.common.error_text import summarize_error
 
 if TYPE_CHECKING:
@@ -23,96 +22,102 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Largest error of float32 results, for a DNN that cannot run in int8.
-_FP32_TOLERANCE = 1e-4
-
 
 class OnnxRuntime:
-    """Runs each stage as a session on a CPU, or on a processor that reads and writes host memory.
+    """Runs ONNX graphs as sessions on a CPU, or on a processor that reads and writes host memory.
 
-    The execution providers are tried in turn; the reason why one is not used is a line in the log. A DNN that cannot be
-    exported, or whose results differ, runs as TorchScript, with a warning. The first stage's `single_launch` is the
-    whole DNN as one session: cutting costs up to 9 % (docs/measured.md).
+    The execution providers are tried in turn; the reason why one is not used is a line in the log. The first stage's
+    `single_launch` is the whole DNN as one session: cutting costs up to 9 % (docs/measured.md).
 
-    tolerance: largest error of the DNN's results, relative to their scale. dnn: its name, for the log. fallback: the
-    backend for a DNN that cannot be exported; None: TorchScript. calibration: run in int8, calibrated with these
-    images; a DNN whose int8 error is too large stays float32, with a warning. single_launch: also prepare the whole DNN
-    as one session. providers: parameter `dnn.<dnn>.providers`. required: see BackendRequest.
+    If none works, the CPU's is used, with a warning. dnn: its name, for the log. calibration: run in int8, calibrated
+    with these images; a DNN whose int8 error is too large stays float32, with a warning. single_launch: also prepare
+    the whole DNN as one session. providers: parameter `dnn.<dnn>.providers`. required: see BackendRequest.
     """
 
     def __init__(
         self,
-        tolerance: float = 1e-4,
         dnn: str = "",
-        fallback: Backend | None = None,
         calibration: Calibration | None = None,
         *,
         single_launch: bool = True,
         providers: Sequence[str] = (),
         required: bool = False,
     ) -> None:
-        self._tolerance = tolerance
         self._calibration = calibration
         self._single_launch = single_launch
         self._dnn = dnn or "the DNN"
-        self._fallback = fallback or TorchScript(tolerance, dnn)
         self._providers = tuple(providers)
         self._required = required
 
-    def prepare(
+    def prepare_graph(
         self,
-        stages: Sequence[nn.Module],
-        inputs: Tensors,
-        device: torch.device,
+        model: Any,
+        jobs: int,
+        costs_s: Sequence[float] | None = None,
+        limit_s: float = float("inf"),
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Export, create the sessions, compare with eager results and warm up.
+        """An onnx.ModelProto with fixed shapes as `jobs` stages. costs_s, limit_s: see OptimizedGraph.parts.
 
         A session uses as many threads as PyTorch does at this call (``torch.get_num_threads()``). The stages may be
-        called by any number of threads at once. ValueError for a device that is not the CPU. ProviderError if the
-        providers are required and none works.
+        called by any number of threads at once. Raises ProviderError if the providers are required and none works, and
+        what ONNX Runtime raises.
         """
-        if device.type != "cpu":
-            raise ValueError(f"these sessions are for a CPU; the device is {device}")
-        # Outside of the try block: the user has to correct images that cannot be read.
-        images = None if self._calibration is None else self._calibration.split(len(inputs[0]))
-        failures: list[str] = []
-        try:
-            # Imported here, so that TorchScript is used if onnxruntime cannot be imported.
-            from multi_dnn_ros.backends.onnxruntime_sessions import make_int8_sessions, make_sessions
+        from multi_dnn_ros.backends.onnxruntime_sessions import make_sessions
 
-            stages = [stage.to(device).eval() for stage in stages]
-            if self._calibration is not None and images is not None:
-                try:
-                    return make_int8_sessions(
-                        stages, inputs, images, self._dnn, self._calibration.progress, shared, self._single_launch
-                    )
-                except Exception as error:  # whatever the library raises, float32 still works
-                    if is_out_of_memory(error):
-                        raise
-                    log.warning("%s stays float32, because int8 fails: %s", self._dnn, summarize_error(error))
+        model = self._in_precision(model)
 
-            def make(choice: Choice) -> tuple[Stage, ...]:
-                return make_sessions(stages, inputs, self._tolerance, shared, self._single_launch, choice, self._dnn)
+        def make(choice: Choice) -> tuple[Stage, ...]:
+            return make_sessions(
+                model, jobs, costs_s=costs_s, limit_s=limit_s, shared=shared, single_launch=self._single_launch,
+                choice=choice, dnn=self._dnn,
+            )  # fmt: skip
 
-            ready, failures = first_working(self._providers, device, "auto", self._dnn, make, log_last=False)
-            if ready is not None:
-                return ready
-        except Exception as error:  # whatever the exporter or runtime raises, TorchScript supports more
-            if is_out_of_memory(error):
-                raise
-            failures = [summarize_error(error)]
+        ready, failures = first_working(self._providers, torch.device("cpu"), "auto", self._dnn, make, log_last=False)
+        if ready is not None:
+            return ready
         if self._required:
             raise ProviderError(f"{self._dnn} cannot run on {', '.join(self._providers)}: {'; '.join(failures)}")
-        reason = failures[-1] if failures else "it has no execution provider for a CPU"
-        log.warning("%s runs as torchscript, because ONNX Runtime fails: %s", self._dnn, reason)
-        return self._fallback.prepare(stages, inputs, device, shared)
+        log.warning("%s runs on provider cpu instead: %s", self._dnn, "; ".join(failures))
+        return make(Choice(CPU))
+
+    def prepare(
+        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
+    ) -> tuple[Stage, ...]:
+        """PyTorch modules, each as one session. ValueError for a device that is not the CPU; raises ExportError."""
+        from multi_dnn_ros.models.onnx_export import Positional, export
+
+        if device.type != "cpu":
+            raise ValueError(f"these sessions are for a CPU; the device is {device}")
+        ready: list[Stage] = []
+        carried = inputs
+        with torch.inference_mode():
+            for stage in stages:
+                stage = Positional(stage.to(device).eval())
+                ready += self.prepare_graph(export(stage, carried), 1, shared=shared)
+                carried = stage(*carried)
+        return tuple(ready)
+
+    def _in_precision(self, model: Any) -> Any:
+        """The graph in int8 if it is to be calibrated, otherwise, or if that fails, as it is."""
+        if self._calibration is None:
+            return model
+        from multi_dnn_ros.backends.quantization import quantized
+
+        images = self._calibration.split(model.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
+        try:
+            return quantized(model, images, self._calibration.progress, self._dnn)
+        except Exception as error:  # whatever the library raises, float32 still works
+            if is_out_of_memory(error):
+                raise
+            log.warning("%s stays float32, because int8 fails: %s", self._dnn, summarize_error(error))
+            return model
 
 
 def _version() -> str:
     try:
         import onnxruntime
-    except ImportError:  # stages then run as torchscript
+    except ImportError:
         return "onnxruntime not installed"
     return f"onnxruntime {onnxruntime.__version__}"
 
@@ -128,20 +133,15 @@ def _make(request: BackendRequest) -> Backend:
             required=request.required,
         )
         return CudaGraph(request.tolerance, kernels=sessions, dnn=request.dnn, single_launch=request.single_launch)
-    tolerance, calibration = request.tolerance, None
+    calibration = None
     if request.precision == "int8" and request.calibration is not None:
         from multi_dnn_ros.backends.quantization import Calibration
 
-        tolerance = _FP32_TOLERANCE
         calibration = Calibration(request.calibration, lambda text: request.progress(f"{request.dnn}: {text}"))
     return OnnxRuntime(
-        tolerance,
-        request.dnn,
-        calibration=calibration,
-        single_launch=request.single_launch,
-        providers=request.providers,
+        request.dnn, calibration, single_launch=request.single_launch, providers=request.providers,
         required=request.required,
-    )
+    )  # fmt: skip
 
 
 SPEC = BackendSpec(
@@ -151,4 +151,5 @@ SPEC = BackendSpec(
     captures=("cuda",),
     version=_version,
     providers=True,
+    takes_onnx=("cpu",),
 )

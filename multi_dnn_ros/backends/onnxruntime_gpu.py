@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_w
 from multi_dnn_ros.backends.stream_priority import capture_stream
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.backends.onnx_split import Part
+    from multi_dnn_ros.models.onnx_cut import Part
 
 log = logging.getLogger(__name__)
 
@@ -118,17 +118,22 @@ def bound_stages(
     of the sessions; None on a CPU. Raises ExportError, ValueError for results that differ, and what ONNX Runtime
     raises.
     """
-    from multi_dnn_ros.backends.onnx_export import export_chain
-    from multi_dnn_ros.backends.onnx_guards import add_guards
-    from multi_dnn_ros.backends.onnx_split import optimize_parts, optimize_whole
+    from multi_dnn_ros.models.onnx_cut import OptimizedGraph
+    from multi_dnn_ros.models.onnx_export import Positional, export
+
+    def bound(stage: nn.Module, carried: Tensors) -> BoundStage:
+        graph = OptimizedGraph(export(Positional(stage), carried), standard_operators=True)
+        return BoundStage(graph.whole(), device, make_session, stream)
 
     example = tuple(tensor.to(device) for tensor in inputs)
-    exported = add_guards(export_chain(stages, example))
-    parts = optimize_parts(exported, standard_operators=True)
-    ready = [BoundStage(part, device, make_session, stream) for part in parts]
+    ready = []
+    carried = example
+    with torch.inference_mode():
+        for stage in stages:
+            ready.append(bound(stage, carried))
+            carried = stage(carried)
     if single_launch and len(ready) > 1:
-        whole = optimize_whole(exported, standard_operators=True)
-        ready[0].single_launch = BoundStage(whole, device, make_session, stream)
+        ready[0].single_launch = bound(nn.Sequential(*stages), example)
     with torch.inference_mode():
         image = noise_like(example)
         expected = run_stages(stages, image)
@@ -139,19 +144,22 @@ def bound_stages(
 
 
 class BoundStage:
-    """A stage as a session that reads and writes tensors where they are. See SessionStage for `part` and NaN guards.
+    """A stage as a session that reads and writes tensors where they are. See SessionStage for `part`.
 
     It runs on `stream`. Before, `stream` waits for the calling thread's current stream; afterwards, the current stream
     waits for `stream`. A capture on `stream` needs no waits. single_launch: for a first stage, the whole DNN as one.
     """
 
     def __init__(self, part: Part, device: torch.device, make_session: Any, stream: Any = None) -> None:
-        from multi_dnn_ros.backends.onnxruntime_sessions import to_tensor
+        from onnx import numpy_helper
 
         self.single_launch: BoundStage | None = None
         self._device, self._stream = device, stream
-        self._input_names, self._output_names, self._guards = part.takes, part.gives, part.guards
-        self._constants = {name: to_tensor(tensor).to(device) for name, tensor in part.constants.items()}
+        self._input_names, self._output_names = part.takes, part.gives
+        self._constants = {
+            name: torch.from_numpy(numpy_helper.to_array(tensor).copy()).to(device)
+            for name, tensor in part.constants.items()
+        }
         self._session: Any = None
         self._session_inputs: frozenset[str] = frozenset()
         self._session_outputs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
@@ -174,7 +182,6 @@ class BoundStage:
                 for name, (shape, dtype) in self._session_outputs.items()
             }
             self._run(read, made)
-            self._mark_nan(made)
             values.update(made)
         return tuple(values[name] for name in self._output_names)
 
@@ -199,14 +206,6 @@ class BoundStage:
         return (
             name, self._device.type, self._device.index or 0, element.type, tuple(tensor.shape), tensor.data_ptr(),
         )  # fmt: skip
-
-    def _mark_nan(self, made: dict[str, torch.Tensor]) -> None:
-        """Fill the floating-point results with NaN if a guard is NaN, without waiting for the device."""
-        if self._guards:
-            lost = torch.stack([made[name].isnan().any() for name in self._guards]).any()
-            for name, tensor in made.items():
-                if tensor.is_floating_point() and name not in self._guards:
-                    tensor.masked_fill_(lost, float("nan"))
 
 
 def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:

@@ -15,19 +15,20 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import torch
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.onnx_export import ExportedChain
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.models.onnx_graph import optimized, quiet_options
 
 log = logging.getLogger(__name__)
 
@@ -67,28 +68,63 @@ class Calibration:
         )
 
 
-def quantize(
-    chain: ExportedChain, inputs: Sequence[Tensors], progress: Callable[[str], None], *, heads: bool = True
-) -> ExportedChain:
-    """`chain` with int8 layers; its inputs and results stay float32.
+def quantized(
+    model: onnx.ModelProto,
+    images: tuple[Sequence[Tensors], Sequence[Tensors]],
+    progress: Callable[[str], None],
+    dnn: str,
+) -> onnx.ModelProto:
+    """A graph with int8 layers, compared with float32 on images that were not used for calibration.
 
-    inputs: for calibration. heads: quantize the last layers with weights before an output, too. The model is cached in
-    the user's cache folder by the contents of network and inputs. Raises what ONNX Runtime raises.
+    If the error with all layers in int8 is too large, the last layers before the outputs stay float32, with a line in
+    the log. images: for calibration and for the comparison. progress: called with a line before slow steps. dnn: its
+    name, for the log. The graph is cached in the user's cache folder by the contents of network and inputs. Raises
+    ValueError if the error is too large even then, and what ONNX Runtime raises.
     """
-    path = cache_folder() / "int8" / f"{_key(chain, inputs, heads)}.onnx"
+    calibrate, compare = images
+    expected = _outputs(model, compare)
+
+    def made(*, heads: bool) -> onnx.ModelProto:
+        found = _quantized(model, calibrate, progress, heads)
+        check_quantized(_outputs(found, compare), expected)
+        return found
+
+    try:
+        return made(heads=True)
+    except ValueError as error:
+        log.info("%s: the last layers before the outputs stay float32; with all layers in int8, %s", dnn, error)
+    return made(heads=False)
+
+
+def _outputs(model: onnx.ModelProto, images: Sequence[Tensors]) -> list[Tensors]:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_inputs()]
+    return [
+        tuple(map(torch.from_numpy, session.run(None, dict(zip(names, map(np.asarray, image), strict=True)))))
+        for image in images
+    ]
+
+
+def _quantized(
+    model: onnx.ModelProto, inputs: Sequence[Tensors], progress: Callable[[str], None], heads: bool
+) -> onnx.ModelProto:
+    """heads: quantize the last layers with weights before an output, too."""
+    path = cache_folder() / "int8" / f"{_key(model, inputs, heads)}.onnx"
     if path.is_file():
         try:
-            return replace(chain, model=_cached(path))
+            return _cached(path)
         except Exception as error:  # protobuf's own errors
             log.warning("cached int8 model %s cannot be read and is calibrated again: %s", path, summarize_error(error))
     progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
-    model = _quantize(chain, inputs, heads)
+    found = _quantize(model, inputs, heads)
     try:
         with atomic_write(path, to_disk=True) as temporary:
-            onnx.save(model, str(temporary))
+            onnx.save(found, str(temporary))
     except OSError as error:
         log.warning("the int8 model is not cached: %s cannot be written: %s", path, error)
-    return replace(chain, model=model)
+    return found
 
 
 def _cached(path: Path) -> onnx.ModelProto:
@@ -141,9 +177,11 @@ def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     return float(errors[worst]), float(scales[worst])
 
 
-def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> onnx.ModelProto:
+def _quantize(network: onnx.ModelProto, inputs: Sequence[Tensors], heads: bool) -> onnx.ModelProto:
     # Imported here: not needed for a cached model.
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    names = [value.name for value in network.graph.input]
 
     class Reader(onnxruntime.quantization.CalibrationDataReader):
         def __init__(self) -> None:
@@ -153,12 +191,11 @@ def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> o
             tensors = next(self._left, None)
             if tensors is None:
                 return None
-            return {name: tensor.numpy() for name, tensor in zip(chain.inputs, tensors, strict=True)}
+            return {name: np.asarray(tensor) for name, tensor in zip(names, tensors, strict=True)}
 
     with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_int8_") as folder, _quiet():
         plain, result = Path(folder) / "plain.onnx", Path(folder) / "int8.onnx"
-        _fold(chain.model, plain)
-        model = onnx.load(str(plain))
+        model = optimized(network, "BASIC")
         for number, node in enumerate(model.graph.node):
             node.name = f"node_{number}"  # nodes that stay float32 are excluded by name
         onnx.save(model, str(plain))
@@ -171,26 +208,16 @@ def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> o
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            nodes_to_exclude=[] if heads else _heads(model, chain.carried[-1]),
+            nodes_to_exclude=[] if heads else _heads(model),
         )
         return onnx.load(str(result))
 
 
-def _fold(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model with constants and batch norms folded, without CPU-specific optimizations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.optimized_model_filepath = str(path)
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def _heads(model: onnx.ModelProto, outputs: Sequence[str]) -> list[str]:
+def _heads(model: onnx.ModelProto) -> list[str]:
     """Names of the nodes from the last layers with weights to the outputs."""
     makers = {name: node for node in model.graph.node for name in node.output}
     found: dict[str, None] = {}
-    pending = list(outputs)
+    pending = [value.name for value in model.graph.output]
     while pending:
         node = makers.get(pending.pop())
         if node is None or node.name in found:
@@ -201,12 +228,12 @@ def _heads(model: onnx.ModelProto, outputs: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _key(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> str:
-    digest = hashlib.sha256(f"{_FORMAT}; onnxruntime {onnxruntime.__version__}; {heads}; {chain.carried}".encode())
-    digest.update(chain.model.SerializeToString(deterministic=True))
+def _key(model: onnx.ModelProto, inputs: Sequence[Tensors], heads: bool) -> str:
+    digest = hashlib.sha256(f"{_FORMAT}; onnxruntime {onnxruntime.__version__}; {heads}".encode())
+    digest.update(model.SerializeToString(deterministic=True))
     for tensors in inputs:
         for tensor in tensors:
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(np.ascontiguousarray(tensor).tobytes())
     return digest.hexdigest()[:32]
 
 

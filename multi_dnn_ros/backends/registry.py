@@ -61,6 +61,7 @@ class BackendSpec:
     version: returns the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     branches: types of device on which independent branches of a DNN can run at the same time.
     providers: whether it has execution providers, so that the parameter `dnn.<dnn>.providers` has an effect.
+    takes_onnx: types of device on which its backend has a method `prepare_graph` for ONNX graphs, see OnnxRuntime.
     """
 
     name: str
@@ -75,6 +76,7 @@ class BackendSpec:
     version: Callable[[], str] | None = None
     branches: tuple[str, ...] = ()
     providers: bool = False
+    takes_onnx: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises TypeError if `precisions` is not a mapping of tuples of names."""
@@ -96,4 +98,4 @@ def library_version(spec: BackendSpec) -> str:
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)
 
 #: Meaning of `auto` by type of device: the first of these backends that has the precision.
-AUTOMATIC: Mapping[str, tuple[str, ...]] = {"cpu": ("onnxruntime", "torchscript"), "cuda": ("cuda_graph",)}
+AUTOMATIC: Mapping[str, tuple[str, ...]] = {"cpu": ("onnxruntime",), "cuda": ("cuda_graph",)}

@@ -125,7 +125,7 @@ def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dn
 
     name, config = read_configured(args)
     settings = config.dnns[name]
-    dnn = load_dnn(name, settings)
+    dnn = load_dnn(name, settings, onnx=True)
     content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
     content |= {"input_size": [dnn.preprocess.width, dnn.preprocess.height], "results": _results(dnn)}
     return dnn
@@ -143,7 +143,9 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.label_names import assumed_labels
     from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.models.onnx_cut import OptimizedGraph
     from multi_dnn_ros.models.onnx_header import read_onnx_header
+    from multi_dnn_ros.models.onnx_network import OnnxNetwork
     from multi_dnn_ros.models.sources import load_source
     from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -161,14 +163,17 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
                 "inputs": list(map(_described, header.inputs)),
                 "outputs": list(map(_described, header.outputs)),
             }
-        source = load_source(_NAME, config)
+        source = load_source(_NAME, config, onnx=True)
         size = input_size(source, config)
         if size is None:
             raise ModelError(f"{args.model} has no input size of its own; give one with --size")
         inputs = (torch.zeros(1, 3, size[1], size[0]),)
         content |= {"input_size": list(size), "inputs": content.get("inputs", [shape_text(tuple(inputs[0].shape))])}
         with suppress(ModelError, RuntimeError):  # a network that cannot be run is a problem below
-            counted = cost(source.network, inputs)
+            counted = (
+                OptimizedGraph(source.module.model, standard_operators=True) if isinstance(source.module, OnnxNetwork)
+                else cost(source.network, inputs)
+            )  # fmt: skip
             content |= {"macs": counted.macs, "parameters": counted.parameters}
         classes = source.classes
         named = args.decoder if args.decoder != "auto" else source.decoder
@@ -198,7 +203,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
         if args.decoder == "auto" and not source.decoder:
             config = config.model_copy(update={"decoder": content["decoder"]})
         config = config.model_copy(update=assumed)
-        dnn = load_dnn(_NAME, config)
+        dnn = load_dnn(_NAME, config, onnx=True)
         content |= {"result_kind": dnn.result_kind, "labels": list(dnn.labels), "results": _results(dnn)}
         content["backend"] = _run_on_cpu(dnn, config)
         content["yaml"] = _yaml(config, dnn, source, assumed)
@@ -263,9 +268,9 @@ def _draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, Any]:
     Returns `found`, a line for each object, lane or class that was found, and `picture`, the file.
     """
     import torch
-    from torch.utils import _pytree as pytree
 
     from multi_dnn_ros.camera.sources import ImageSource
+    from multi_dnn_ros.models.onnx_network import run_network
     from multi_dnn_ros.vision.drawing import draw
     from multi_dnn_ros.vision.overlay_files import save_picture
     from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
@@ -273,9 +278,8 @@ def _draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, Any]:
 
     (source,) = ImageSource(image).items()
     pixels = source.image
-    with torch.inference_mode():
-        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(torch.from_numpy(pixels))))
-    result = dnn.results([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
+    (inputs,) = dnn.inputs(torch.from_numpy(pixels))
+    result = dnn.results(run_network(dnn.module, inputs.numpy()), pixels.shape[:2])
     found = results_by_name(dnn.name, result)
     kinds = {result_name(dnn.name, name): RESULT_KINDS.get(each.result_kind) for name, each in dnn.outputs.items()}
     save_picture(output, draw(pixels, [Layer(name, kinds[name], part) for name, part in found.items()]))

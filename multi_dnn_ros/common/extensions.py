@@ -146,7 +146,6 @@ _NOUNS = {
 OWN: Mapping[str, Mapping[str, str]] = {
     BACKENDS: {
         "eager": "backends.eager:SPEC",
-        "torchscript": "backends.torchscript:SPEC",
         "onnxruntime": "backends.onnxruntime_backend:SPEC",
         "cuda_graph": "backends.cuda_graph:SPEC",
         "inductor": "backends.inductor:SPEC",

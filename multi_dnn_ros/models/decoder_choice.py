@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import torch
-from torch.utils import _pytree as pytree
+import numpy as np
 
 from multi_dnn_ros.decoders.layout import Layout
 from multi_dnn_ros.decoders.recognition import Recognition, recognize
@@ -14,6 +13,7 @@ from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import assumed_labels, configured_labels
+from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.sources import outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -91,11 +91,10 @@ def run_on_zeros(source: Source, model: str, size: tuple[int, int]) -> tuple[tup
     """Shapes of the outputs for an image of `size`. Raises ModelError, which names `model`, if the network fails."""
     width, height = size
     try:
-        with torch.inference_mode():
-            outputs = pytree.tree_leaves(source.module(torch.zeros(1, 3, height, width)))
+        outputs = run_network(source.module, np.zeros((1, 3, height, width), np.float32))
     except Exception as error:
         raise ModelError(f"{model} fails on an image of {width} x {height}: {error}") from None
-    return tuple(tuple(output.shape) for output in outputs if isinstance(output, torch.Tensor))
+    return tuple(tuple(output.shape) for output in outputs)
 
 
 def is_decided(source: Source, config: DnnConfig) -> bool:

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 class Source:
     """A network and what its model source knows about it, before parameters are applied.
 
-    module: eval mode, on the CPU. size: input (width, height); None: parameters must give it. decoder: name of the
-    decoder; "": parameters must name it. labels: class names by index; empty: unknown. preprocess: keyword arguments of
-    Preprocess; missing ones are the decoder's defaults. detector: the torchvision detector that its decoder takes
-    apart. fixed_size: whether no other size is possible. description: the description stored in an artifact. classes:
-    number of classes; 0: unknown. outputs: shapes of the outputs according to the file, 0 for a free axis; None:
-    unknown. score_threshold: the threshold, 0..1, that parameter score_threshold 0 stands for; None: the model has no
-    threshold of its own. output_names: names of its outputs in order, according to the file; empty: unknown.
+    module: a PyTorch module in eval mode on the CPU, or an OnnxNetwork if one was asked for. size: input (width,
+    height); None: parameters must give it. decoder: name of the decoder; "": parameters must name it. labels: class
+    names by index; empty: unknown. preprocess: keyword arguments of Preprocess; missing ones are the decoder's
+    defaults. detector: the torchvision detector that its decoder takes apart. fixed_size: whether no other size is
+    possible. description: the description stored in an artifact. classes: number of classes; 0: unknown. outputs:
+    shapes of the outputs according to the file, 0 for a free axis; None: unknown. score_threshold: the threshold, 0..1,
+    that parameter score_threshold 0 stands for; None: the model has no threshold of its own. output_names: names of its
+    outputs in order, according to the file; empty: unknown.
     """
 
-    module: nn.Module
+    module: Any
     size: tuple[int, int] | None
     decoder: str
     labels: tuple[str, ...] = ()
@@ -51,7 +52,8 @@ class Source:
     @property
     def network(self) -> nn.Module:
         """The layers that run on the device; for a torchvision detector, those before its own decoding."""
-        return self.module if self.detector is None else DetectorCore(self.detector).eval()
+        network: nn.Module = self.module if self.detector is None else DetectorCore(self.detector).eval()
+        return network
 
     @property
     def own_interface(self) -> dict[str, Any]:
@@ -105,7 +107,8 @@ class Output:
 class Dnn:
     """One DNN with its preprocessing and its decoders.
 
-    module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
+    module: a PyTorch module in eval mode on the CPU, forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of
+    tensors; or an OnnxNetwork.
     preprocess: (H, W, 3) uint8 RGB image, a NumPy array -> (1, 3, h, w) float32; `inputs` is for tensors.
     outputs: its results by the names in parameter `outputs`, or a single one with an empty name.
     view: the part of the image that it sees, which `preprocess` and the decoders take for the whole image.
@@ -113,7 +116,7 @@ class Dnn:
 
     name: str
     role: str
-    module: nn.Module
+    module: Any
     preprocess: Preprocess
     outputs: Mapping[str, Output]
     view: View = WHOLE

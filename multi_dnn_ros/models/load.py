@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import torch
-from torch.utils import _pytree as pytree
+import numpy as np
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
@@ -23,8 +22,9 @@ from multi_dnn_ros.models.decoder_choice import (
     with_recognized_decoder,
 )
 from multi_dnn_ros.models.dnn import Dnn, Output, Source
-from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.errors import ExportError, ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
+from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.registry import source_name
 from multi_dnn_ros.models.seen_part import view_of
@@ -56,12 +56,24 @@ class Interface:
     view: View
 
 
-def load_dnn(name: str, config: DnnConfig) -> Dnn:
+def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
     """Load the DNN of parameters ``dnn.<name>.*`` on the CPU, and run it once on zeros to check that its decoder fits.
 
-    Raises ModelError, which names the parameter or file, the value and what is allowed.
+    onnx: as an OnnxNetwork, which ONNX Runtime serves on a CPU; otherwise as a PyTorch module. Raises ModelError, which
+    names the parameter or file, the value and what is allowed.
     """
-    return dnn_of(load_source(name, config), name, config)
+    dnn = dnn_of(load_source(name, config, onnx=onnx), name, config)
+    if not onnx or isinstance(dnn.module, OnnxNetwork):
+        return dnn
+    from multi_dnn_ros.models.onnx_export import export_network
+
+    try:
+        return replace(dnn, module=export_network(dnn.module, dnn.example_inputs()))
+    except ExportError as error:
+        raise ModelError(
+            f"dnn.{name}: {config.model} cannot be exported to ONNX, as which a CPU runs it: {error}; "
+            f"parameter dnn.{name}.backend 'eager' runs it by PyTorch"
+        ) from None
 
 
 def check_dnn(name: str, config: DnnConfig) -> None:
@@ -99,7 +111,8 @@ def _check_output(source: Source, name: str, config: DnnConfig) -> None:
     if all(shape[1:2] != (0,) for shape in source.outputs):  # otherwise the number of classes is unknown
         spec = interface.decoder
         decoder = spec.factory(interface.preprocess, interface.labels, keep=config.keep)
-        _check_outputs(decoder, [torch.empty(shape, device="meta") for shape in shapes], name, config)
+        empty = np.zeros((), np.float32)
+        _check_outputs(decoder, [np.broadcast_to(empty, shape) for shape in shapes], name, config)
 
 
 def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -299,26 +312,25 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
 def _try(dnn: Dnn, config: DnnConfig) -> None:
     """Run once on zeros, so that a wrong class count or input size is reported now, not with the first frame."""
     try:
-        with torch.inference_mode():
-            outputs = pytree.tree_leaves(dnn.module(dnn.example_inputs()[0][:1]))
+        side = (dnn.preprocess.height, dnn.preprocess.width)
+        outputs = run_network(dnn.module, np.zeros((1, 3, *side), np.float32))
     except Exception as error:
         size = f"{dnn.preprocess.width} x {dnn.preprocess.height}"
         raise ModelError(
             f"dnn.{dnn.name}: {config.model} fails on an image of {size}: {summarize_error(error)}"
         ) from None
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     for name, output in dnn.outputs.items():
         where = f"{dnn.name}.output.{name}" if name else dnn.name
-        numbers = range(len(tensors)) if output.raw_outputs is None else output.raw_outputs
-        if missing := [number for number in numbers if number >= len(tensors)]:
+        numbers = range(len(outputs)) if output.raw_outputs is None else output.raw_outputs
+        if missing := [number for number in numbers if number >= len(outputs)]:
             raise ModelError(
-                f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(tensors)} raw "
-                f"outputs; allowed: 0 to {len(tensors) - 1}"
+                f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(outputs)} raw "
+                f"outputs; allowed: 0 to {len(outputs) - 1}"
             )
-        _check_outputs(output.decoder, [tensors[number] for number in numbers], where, config)
+        _check_outputs(output.decoder, [outputs[number] for number in numbers], where, config)
 
 
-def _check_outputs(decoder: Decoder, outputs: list[torch.Tensor], name: str, config: DnnConfig) -> None:
+def _check_outputs(decoder: Decoder, outputs: list[Any], name: str, config: DnnConfig) -> None:
     try:
         decoder.check(outputs)
     except OutputError as error:

@@ -3,72 +3,82 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-
-from torch import nn
+from typing import Any, TypeVar
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.onnx_intake.conversion import check_operators, convert
 from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
-from multi_dnn_ros.models.onnx_intake.verification import verify
+from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
-from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.image_files import image_files
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def onnx_source(request: ModelRequest) -> Source:
-    """The network of an ONNX file as a PyTorch module. Raises ModelError, which says in one line why it is refused."""
+    """The network of an ONNX file: as it is, or as a PyTorch module if the request is for one.
+
+    Raises ModelError, which says in one line why the file is refused.
+    """
     path, config = Path(request.name), request.config
+    size = (config.input_width, config.input_height)
+    prepared = _read(path, lambda: prepare(path, size))
+    if prepared.described.task == "classify" and not request.classifiers:
+        raise ModelError(f"{path}: is a classifier by its metadata; allowed: detectors and segmentation networks")
+    network = OnnxNetwork(
+        prepared.model,
+        lambda images: _read(path, lambda: prepare(path, size, images)).model,
+        lambda: _read(path, lambda: _converted(prepared.model)),
+    )
+    if prepared.cut:
+        _log_cut(path, prepared.outputs)
+    return _source(prepared, network if request.onnx or request.outline else network.to_torch())
+
+
+def _read(path: Path, step: Callable[[], T]) -> T:
+    """The result of `step`, whose errors become ModelErrors that name the file."""
     try:
         with optional(f"{path}: an ONNX file"):
-            import onnx2torch  # noqa: F401
-        prepared = prepare(path, (config.input_width, config.input_height), weights=not request.outline)
-        if prepared.described.task == "classify" and not request.classifiers:
-            raise Refusal("is a classifier by its metadata; allowed: detectors and segmentation networks")
-        module: nn.Module = nn.Module()
-        if request.outline:
-            check_operators(prepared.model)
-        else:
-            module = convert(prepared.model)
-            verify(path, prepared, module, _image(config))
+            import onnx  # noqa: F401
+            import onnxruntime  # noqa: F401
+        return step()
     except MissingExtra as error:
         raise ModelError(str(error)) from None
     except Refusal as error:
         raise ModelError(f"{path}: {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}") from None
-    if prepared.cut:
-        log.info(
-            "%s: cut before its non-maximum suppression, which the decoder performs instead; outputs: %s", path,
-            ", ".join(f"{name} {shape}" for name, shape in prepared.outputs),
-        )  # fmt: skip
-    return _source(prepared, module)
 
 
-def _image(config: DnnConfig) -> Path | None:
-    """An image of the DNN's camera; None: there is none. A wrong folder is reported when the parameter is checked."""
-    if not config.calibration_images:
-        return None
-    try:
-        return next(iter(image_files(Path(config.calibration_images).expanduser())), None)
-    except (OSError, RuntimeError):
-        return None
+def _converted(model: Any) -> Any:
+    from multi_dnn_ros.models.onnx_intake.conversion import convert
+
+    return convert(model)
 
 
-def _source(prepared: Prepared, module: nn.Module) -> Source:
+@lru_cache(maxsize=64)
+def _log_cut(path: Path, outputs: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
+    """Say once what was cut."""
+    log.info(
+        "%s: cut before its non-maximum suppression, which the decoder performs instead; outputs: %s", path,
+        ", ".join(f"{name} {shape}" for name, shape in outputs),
+    )  # fmt: skip
+
+
+def _source(prepared: Prepared, network: Any) -> Source:
     described, size = prepared.described, prepared.image.size
     preprocess = dict(described.preprocess)
     if prepared.image.integers:  # it takes values from 0 to 255
         preprocess = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255), **preprocess}
     rows_of_6 = len(prepared.outputs) == 1 and prepared.outputs[0][1][2:] == (6,)
     return Source(
-        module,
+        network,
         size,
         described.decoder_of_rows if rows_of_6 and described.decoder_of_rows else described.decoder,
         described.labels,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 
@@ -121,13 +122,13 @@ def _shallow(module: nn.Module) -> nn.Module:
 class _Selected(nn.Module):
     """A network that returns only some of its raw outputs, to find out their shapes."""
 
-    def __init__(self, network: nn.Module, numbers: tuple[int, ...]) -> None:
+    def __init__(self, network: Any, numbers: tuple[int, ...]) -> None:
         super().__init__()
         self.network = network
         self.numbers = numbers
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = [leaf for leaf in pytree.tree_leaves(self.network(image)) if isinstance(leaf, torch.Tensor)]
+        found = [torch.as_tensor(output) for output in run_network(self.network, image.numpy())]
         if max(self.numbers) >= len(found):
             raise ValueError(f"there is no raw output {max(self.numbers)}: the network has {len(found)}")
         return tuple(found[number] for number in self.numbers)

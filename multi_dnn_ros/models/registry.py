@@ -23,7 +23,7 @@ class ModelRequest:
     name after the prefix, or the path of a readable file. classifiers: whether classifiers, which the node does not
     run, are allowed. outline: read only the headers of files, for a check before loading. The module of the source may
     then be on the meta device, or an empty nn.Module if Source.outputs has the shapes; a model source that cannot do
-    this may load the network.
+    this may load the network. onnx: an OnnxNetwork is preferred to a PyTorch module.
     """
 
     where: str
@@ -31,6 +31,7 @@ class ModelRequest:
     config: DnnConfig
     classifiers: bool = False
     outline: bool = False
+    onnx: bool = False
 
 
 @dataclass(frozen=True)

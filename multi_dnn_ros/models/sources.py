@@ -15,9 +15,12 @@ from multi_dnn_ros.models.weights import existing_file
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
-def load_source(name: str, config: DnnConfig) -> Source:
-    """The network of parameter `dnn.<name>.model` with its weights. Raises ModelError."""
-    return _load(f"parameter dnn.{name}.", config, classifiers=False)
+def load_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
+    """The network of parameter `dnn.<name>.model` with its weights. Raises ModelError.
+
+    onnx: an OnnxNetwork is preferred to a PyTorch module.
+    """
+    return _load(f"parameter dnn.{name}.", config, classifiers=False, onnx=onnx)
 
 
 def outline_source(name: str, config: DnnConfig) -> Source:
@@ -66,7 +69,7 @@ def weights_file(model: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = False) -> Source:
+def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = False, onnx: bool = False) -> Source:
     name = source_name(config.model)
     if not name:
         allowed = ", ".join(source.form for source in MODEL_SOURCES.usable())
@@ -82,5 +85,5 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = F
         )
     is_file = name.startswith(".")
     rest = str(existing_file(config.model, f"{where}model")) if is_file else config.model.partition(":")[2]
-    request = ModelRequest(where, rest, config, classifiers, outline)
+    request = ModelRequest(where, rest, config, classifiers, outline, onnx)
     return source.load(request)

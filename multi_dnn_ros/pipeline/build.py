@@ -8,11 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
+from multi_dnn_ros.backends.batches import (
+    BatchError,
+    compare_batch,
+    prepare_batches,
+    repeat_inputs,
+    sizes_to_prepare,
+)
 from multi_dnn_ros.backends.capture import capture_on
 from multi_dnn_ros.backends.captured_network import CapturedNetwork, Network, as_network
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
@@ -24,7 +31,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.backends.static_stages import single_launches
-from multi_dnn_ros.common.cpu_features import has_bf16_products
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
@@ -35,9 +42,9 @@ from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
+from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, takes_onnx, timing_target
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images, on_cpu
 from multi_dnn_ros.pipeline.pipeline import Pipeline
@@ -66,7 +73,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     device = torch_device(unit)
     workers, threads = workers_and_threads(config, unit)
     torch.set_num_threads(threads)
-    dnns = _load_all(config)
+    dnns = _load_all(config, device)
     tasks: list[DnnTask] = []
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3, keep=True)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
@@ -84,10 +91,6 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 settings.sms,
                 partial(_plan_and_make_task, planner, dnns[name], settings, cameras, backend, device),
             )
-            if settings.precision == "bf16" and device.type == "cpu" and has_bf16_products():
-                progress(f"comparing {name} in bf16 with float32")
-                if slower := slower_than_float32(dnns[name], task.stages):
-                    log.warning("%s", slower)
             if settings.check_images:
                 in_float32 = settings.model_copy(update={"precision": "auto"})
                 task = checked_on_images(
@@ -166,13 +169,13 @@ def _calibration(dnn: Dnn, settings: DnnConfig) -> list[Tensors]:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _load_all(config: NodeConfig) -> dict[str, Dnn]:
+def _load_all(config: NodeConfig, device: torch.device) -> dict[str, Dnn]:
     """All DNNs with their weights, on the CPU. Raises one ModelError with the problems of all of them."""
     dnns: dict[str, Dnn] = {}
     problems: list[str] = []
     for name, settings in config.dnns.items():
         try:
-            dnns[name] = load_dnn(name, settings)
+            dnns[name] = load_dnn(name, settings, onnx=takes_onnx(settings, device, name))
         except ModelError as error:
             problems.append(str(error))
     if problems:
@@ -216,6 +219,8 @@ def make_task(
     folded, for one image, which is not changed; None: trace it. Raises ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
+    if isinstance(dnn.module, OnnxNetwork):
+        return _make_onnx_task(dnn, settings, cameras, backend, plan)
     if traced is None:
         traced = _traced(dnn, settings)
     stages = cut_graph(traced, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
@@ -226,20 +231,9 @@ def make_task(
     gate = Gate() if device.type == "cuda" else None
     reduce = None if parts is None else parts.condense
     shared = Shared(gate=gate, reduce=reduce)
-    task = DnnTask(
-        name=dnn.name,
-        cameras=cameras,
-        preprocess=dnn.inputs,
-        stages=(),
-        decode=dnn.results if parts is None else parts.decode,
-        priority=settings.priority,
-        sms=settings.sms,
-        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
-        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
-        batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
-        min_size=dnn.view.min_size,
-        gate=gate,
-    )
+    task = replace(_task(dnn, settings, cameras), gate=gate)
+    if parts is not None:
+        task = replace(task, decode=parts.decode)
     with computing_on(device, settings.sms):
         ready = _prepare(dnn, settings, chains, backend, device, shared)
         if device.type != "cuda":
@@ -256,6 +250,43 @@ def make_task(
         task, networks=networks, remaining_ns=(round(took_ms * 1e6),), preprocess=graph or dnn.inputs,
         specialize=graph.specialize if graph else None,
         from_host=graph.from_host if graph else None,
+    )  # fmt: skip
+
+
+def _task(dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...]) -> DnnTask:
+    """The task without stages."""
+    return DnnTask(
+        name=dnn.name,
+        cameras=cameras,
+        preprocess=dnn.inputs,
+        stages=(),
+        decode=dnn.results,
+        priority=settings.priority,
+        sms=settings.sms,
+        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
+        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
+        batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
+        min_size=dnn.view.min_size,
+    )
+
+
+def _make_onnx_task(dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Any, plan: JobPlan) -> DnnTask:
+    """A task of a DNN that is an ONNX graph. backend: with a method `prepare_graph`."""
+    shared, ready = Shared(), {}
+    for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), torch.device("cpu")):
+        try:
+            model = dnn.module.model if size == 1 else dnn.module.for_images(size)
+            ready[size] = backend.prepare_graph(model, plan.jobs, plan.node_costs_s, plan.limit_s, shared)
+            if size > 1:
+                compare_batch(ready[1], ready[size], repeat_inputs(dnn.example_inputs(), size))
+        except Exception as error:
+            if size == 1 or is_out_of_memory(error):
+                raise
+            raise _batch_error(dnn, settings, f"with {size} images, {summarize_error(error)}") from None
+    return replace(
+        _task(dnn, settings, cameras), stages=ready[1],
+        batches={size: chain for size, chain in ready.items() if size > 1}, single_launch=single_launches(ready),
+        remaining_ns=plan.remaining_ns(ready[1]),
     )  # fmt: skip
 
 

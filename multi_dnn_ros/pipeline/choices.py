@@ -76,6 +76,12 @@ def backend_name(
     return name
 
 
+def takes_onnx(settings: DnnConfig, device: torch.device, dnn: str = "<dnn>") -> bool:
+    """Whether a DNN runs as an ONNX graph with these parameters, instead of as PyTorch modules. Raises ConfigError."""
+    name = backend_name(settings.backend, device, dnn, settings.precision)
+    return device.type in _spec(name, f"parameter dnn.{dnn}.backend").takes_onnx
+
+
 def _spec(name: str, backend_from: str) -> BackendSpec:
     try:
         return BACKENDS.get(name)
@@ -145,7 +151,7 @@ def choose_backend(
         branches if device.type in spec.branches else "1", tuple(providers), required,
     )  # fmt: skip
     backend = spec.factory(request)
-    if precision != "auto":
+    if precision != "auto" and device.type not in spec.takes_onnx:
         backend = InPrecision(chosen, backend, dnn)
     return CudnnBenchmark(backend) if device.type in spec.captures else backend
 

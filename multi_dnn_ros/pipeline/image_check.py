@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import is_builtin
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
 from multi_dnn_ros.models.sources import outline_source
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files, named_images
 from multi_dnn_ros.pipeline.choices import ConfigError
@@ -140,9 +140,10 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
     where = f"parameter dnn.{dnn.name}.check_images is '{settings.check_images}'"
     if RESULT_KINDS.get(dnn.result_kind).agreement is None:
         raise ConfigError(f"{where}, but results of kind '{dnn.result_kind}' cannot be compared; allowed: ''")
+    is_onnx = isinstance(dnn.module, OnnxNetwork)
     model = settings.check_against or _known_original(dnn.name, settings)
     try:
-        original = load_dnn(dnn.name, _of_original(settings, model)) if model else on_cpu(dnn)
+        original = load_dnn(dnn.name, _of_original(settings, model), onnx=is_onnx) if model else on_cpu(dnn)
     except ModelError as error:
         raise ConfigError(f"parameter dnn.{dnn.name}.check_against is '{model}': {error}") from None
     if original.result_kind != dnn.result_kind:
@@ -168,7 +169,7 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
 
 def on_cpu(dnn: Dnn) -> Dnn:
     """A copy of the DNN on the CPU: its prepared jobs share its parameters, and may have moved them to a GPU."""
-    return replace(dnn, module=copy.deepcopy(dnn.module).to("cpu"))
+    return dnn if isinstance(dnn.module, OnnxNetwork) else replace(dnn, module=copy.deepcopy(dnn.module).to("cpu"))
 
 
 def _of_original(settings: DnnConfig, model: str) -> DnnConfig:
@@ -188,7 +189,5 @@ def _known_original(name: str, settings: DnnConfig) -> str:
 
 def _eager(dnn: Dnn, image: torch.Tensor) -> Any:
     """The result of the DNN on the CPU in float32."""
-    with torch.inference_mode():
-        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(image)))
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    return dnn.results(tensors, (image.shape[0], image.shape[1]))
+    (inputs,) = dnn.inputs(image)
+    return dnn.results(run_network(dnn.module, inputs.numpy()), (image.shape[0], image.shape[1]))

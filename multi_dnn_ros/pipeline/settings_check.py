@@ -23,7 +23,6 @@ from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
-from multi_dnn_ros.pipeline.bf16_check import missing_instructions
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend
 from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
@@ -89,8 +88,6 @@ def check_settings(config: NodeConfig) -> Findings:
         dnn_devices = (torch_device(units[name]),) if name in units else ()
         problems.extend(_execution_problems(name, settings, dnn_devices))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
-        missing = (missing_instructions(name, settings.precision, device) for device in dnn_devices)
-        warnings.extend(filter(None, missing))
         warnings.extend(_branch_warnings(name, settings, dnn_devices))
         warnings.extend(_provider_warnings(name, settings, dnn_devices))
         problems.extend(image_check_problems(name, settings))

@@ -19,6 +19,7 @@ from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.planning.clock import synchronize, timed_ms
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import Load, Predictor
@@ -163,7 +164,8 @@ def predict_times(
     alone_ms = crowded_ms = 0.0
     for task in tasks:
         target, dnn = targets[task.name], dnns[task.name]
-        module = copy.deepcopy(dnn.module).cpu()  # its jobs may have moved parts of it to another device
+        module = dnn.module.to_torch() if isinstance(dnn.module, OnnxNetwork) else dnn.module
+        module = copy.deepcopy(module).cpu()  # its jobs may have moved parts of it to another device
         layers = trace_for(module, dnn.example_inputs(), target).layers(target.dtype)
         alone = predictor.predict(layers, Load(), target)
         crowded = predictor.predict(layers, Load("dnn", running - 1) if running > 1 else Load(), target)

@@ -144,9 +144,8 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: cuda_graph on a GPU, and on a CPU onnxruntime, or torchscript with "
-        "precision bf16 and for DNNs that cannot be exported. inductor compiles the jobs with "
-        "TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
+        description="How the jobs run. auto: cuda_graph on a GPU, and on a CPU onnxruntime. inductor compiles the jobs "
+        "with TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
         "~/.cache/multi_dnn_ros/inductor.",
     )
     precision: PrecisionName = Field(

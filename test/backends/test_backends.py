@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import nullcontext
 
@@ -16,7 +15,6 @@ from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
-from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
@@ -24,7 +22,7 @@ from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["eager", "torchscript", "onnxruntime"])
+@pytest.fixture(params=["eager", "onnxruntime"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS.get(request.param).factory(BackendRequest(CPU, 1e-4))
 
@@ -103,25 +101,3 @@ def test_stages_run_in_many_threads_at_the_same_time(backend: Backend) -> None:
         thread.join()
     for index, right in enumerate(expected):
         torch.testing.assert_close(results[index], right, rtol=1e-4, atol=1e-5)
-
-
-class ChangesWhenTraced(torch.nn.Module):
-    def forward(self, carried: Tensors) -> Tensors:
-        return (carried[0] + (1.0 if torch.jit.is_tracing() else 0.0),)
-
-
-class RefusesToBeTraced(torch.nn.Module):
-    def forward(self, carried: Tensors) -> Tensors:
-        if torch.jit.is_tracing():
-            raise RuntimeError("no tracing here")
-        return (carried[0] * 2,)
-
-
-@pytest.mark.parametrize(("stage", "expected"), [(ChangesWhenTraced(), 3.0), (RefusesToBeTraced(), 6.0)])
-def test_a_stage_that_cannot_be_traced_runs_eager(
-    stage: torch.nn.Module, expected: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        stages = TorchScript().prepare([stage], (torch.zeros(2),), CPU)
-    assert "job 1 of the DNN runs eager" in caplog.text
-    torch.testing.assert_close(through(stages, (torch.full((2,), 3.0),))[0], torch.full((2,), expected))

@@ -75,7 +75,7 @@ def test_batch_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "precision", "tolerance"),
-    [("torchscript", "auto", 1e-4), ("eager", "auto", 1e-4), ("eager", "bf16", 8e-2)],
+    [("onnxruntime", "auto", 1e-4), ("eager", "auto", 1e-4), ("eager", "bf16", 8e-2)],
 )
 def test_a_batch_has_the_results_of_its_images_alone_with_the_same_weights(
     backend: str, precision: str, tolerance: float

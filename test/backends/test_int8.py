@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from pathlib import Path
@@ -14,18 +13,16 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
-from multi_dnn_ros.backends.onnx_export import export_chain
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
-from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantize
+from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantized
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.common.cpu_features import has_int8_products
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.calibration import calibration_files, calibration_images
-from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
+from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.settings.flat_parameters import to_config
 
@@ -97,7 +94,7 @@ def pictures(count: int = 16) -> list[Tensors]:
 def int8(module: nn.Module, jobs: int = 1, progress: list[str] | None = None) -> tuple[SessionStage, ...]:
     calibration = Calibration(pictures, progress.append if progress is not None else lambda text: None)
     backend = OnnxRuntime(dnn="lane", calibration=calibration)
-    return backend.prepare(cut_module(module, IMAGE, jobs), IMAGE, CPU)  # type: ignore[return-value]
+    return backend.prepare_graph(export(module, IMAGE), jobs)  # type: ignore[return-value]
 
 
 def operators(stage: SessionStage) -> str:
@@ -148,12 +145,13 @@ def test_a_damaged_file_in_the_cache_is_calibrated_again(
     cache: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines: list[str] = []
-    chain = export_chain(cut_module(seeded(Residual), IMAGE, 1), IMAGE)
-    model = quantize(chain, pictures(4), lines.append).model
+    network = export(seeded(Residual), IMAGE)
+    images = pictures(4), pictures(2)
+    model = quantized(network, images, lines.append, "lane")
     (file,) = cache.iterdir()
     whole = file.read_bytes()
     file.write_bytes(content)
-    assert quantize(chain, pictures(4), lines.append).model == model
+    assert quantized(network, images, lines.append, "lane") == model
     assert len(lines) == 2
     assert f"{file} cannot be read and is calibrated again" in caplog.text
     assert file.read_bytes() == whole
@@ -180,61 +178,11 @@ def test_a_dnn_with_too_large_an_error_stays_float32_and_the_reason_is_logged(ca
         torch.testing.assert_close(run(stages, image)[0], module(*image), rtol=1e-3, atol=1e-3)
 
 
-@needs_int8
-def test_a_network_with_nan_in_its_weights_is_not_quantized(caplog: pytest.LogCaptureFixture) -> None:
-    module = seeded(Residual)
-    with torch.no_grad():
-        module.first.weight[0] = float("nan")  # type: ignore[union-attr, index, operator]
-    stages = int8(module)
-    assert "lane stays float32, because int8 fails" in caplog.text
-    assert run(stages, pictures(1)[0])[0].isnan().any()
-
-
-@needs_int8
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_nan_in_a_frame_is_not_quantized_to_a_number(jobs: int) -> None:
-    class Logarithm(Residual):
-        def forward(self, image: torch.Tensor) -> torch.Tensor:
-            return super().forward(torch.log(image))
-
-    stages = int8(seeded(Logarithm), jobs)
-    whole = stages[0].single_launch or stages[0]
-    assert "QLinearConv" in operators(whole)
-    image = torch.rand(1, 3, 32, 48) + 0.01
-    assert whole((image,))[0].isfinite().all()
-    image[0, 1, 10, 10] = -1.0
-    assert whole((image,))[0].isnan().all()
-    with pytest.raises(FloatingPointError, match="NaN inside the DNN") if jobs > 1 else contextlib.nullcontext():
-        assert run(stages, (image,))[0].isnan().all()
-
-
 @pytest.mark.parametrize(("tiles", "images"), [(1, 1), (1, 3), (4, 1)])
 def test_calibration_inputs_have_the_shape_of_the_networks_inputs(tiles: int, images: int) -> None:
     pictures = [(torch.full((tiles, 3, 4, 6), float(number)),) for number in range(8)]
     for part in Calibration(lambda: pictures).split(tiles * images):
         assert {tuple(inputs[0].shape) for inputs in part} == {(tiles * images, 3, 4, 6)}
-
-
-@needs_int8
-def test_int8_with_tiles() -> None:
-    pictures = [(torch.rand(2, 3, 32, 48),) for _ in range(8)]
-    backend = OnnxRuntime(1e-4, calibration=Calibration(lambda: pictures))
-    module, inputs = Residual().eval(), (torch.zeros(2, 3, 32, 48),)
-    (stage,) = backend.prepare(cut_module(module, inputs, 1), inputs, CPU)
-    assert "QLinearConv" in operators(stage)
-
-
-@needs_int8
-def test_a_batch_has_the_results_of_its_images_alone() -> None:
-    module = seeded(Residual)
-    chains = {size: cut_module(module, repeat_inputs(IMAGE, size), 2) for size in (1, 2)}
-    backend = choose_backend("auto", CPU, "int8", calibration=pictures)
-    ready = prepare_batches(backend, chains, IMAGE, CPU, 8e-2)
-    images = torch.cat([pictures()[2][0], pictures()[9][0]])
-    (together,) = run(ready[2], (images,))  # type: ignore[arg-type]
-    for row in range(2):
-        (alone,) = run(ready[1], (images[row : row + 1],))  # type: ignore[arg-type]
-        torch.testing.assert_close(together[row : row + 1], alone, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +298,8 @@ def test_int8_is_allowed_on_a_cpu_with_8_bit_dot_products(
 
 
 def test_other_backends_and_verbs_reject_int8(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert problems(precision="int8", backend="torchscript") == (
-        "parameter dnn.object.precision is 'int8'; allowed with backend torchscript on cpu: auto, fp32, bf16"
+    assert problems(precision="int8", backend="eager") == (
+        "parameter dnn.object.precision is 'int8'; allowed with backend eager on cpu: auto, fp32, bf16"
     )
     command = ["decompose", "builtin:lane", "--ranks", "measured", "--precision", "int8", "--device", "cpu"]
     with pytest.raises(SystemExit) as ended:

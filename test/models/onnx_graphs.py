@@ -50,25 +50,29 @@ def converted(path: Path, size: tuple[int, int] = (0, 0)) -> torch.nn.Module:
     return convert(prepare(path, size).model)
 
 
-def by_onnxruntime(path: Path, image: np.ndarray) -> list[np.ndarray]:
+def by_onnxruntime(path: Path | bytes, image: np.ndarray) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        path if isinstance(path, bytes) else str(path), options, providers=["CPUExecutionProvider"]
+    )
     return session.run(None, {session.get_inputs()[0].name: image})
 
 
 def assert_same(
     path: Path, image: np.ndarray | None = None, *, tolerance: float = 1e-5, size: tuple[int, int] = (0, 0)
 ) -> torch.nn.Module:
-    """Check that the converted network agrees with ONNX Runtime; returns the network."""
+    """Check that the prepared and the converted network agree with the file; returns the converted one."""
     if image is None:
         image = np.random.default_rng(0).standard_normal((1, 3, 8, 10)).astype(np.float32)
     network = converted(path, size)
     with torch.inference_mode():
         outputs = pytree.tree_leaves(network(torch.from_numpy(image)))
     expected = by_onnxruntime(path, image)
+    prepared = by_onnxruntime(prepare(path, size).model.SerializeToString(), image)
     assert len(outputs) == len(expected)
-    for own, reference in zip(outputs, expected, strict=True):
+    for own, served, reference in zip(outputs, prepared, expected, strict=True):
+        np.testing.assert_allclose(served, reference, rtol=tolerance, atol=tolerance)
         assert tuple(own.shape) == reference.shape
         np.testing.assert_allclose(
             own.to(torch.float64).numpy(), reference.astype(np.float64), rtol=tolerance, atol=tolerance

@@ -210,7 +210,7 @@ def test_an_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
     )
     file = tmp_path / "det.onnx"
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
-    with pytest.raises(ModelError, match=r"det\.onnx: an operator without a converter .*: Det in opset 13; "):
+    with pytest.raises(ModelError, match=r"det\.onnx: has an operator without a converter .*: Det in opset 13; "):
         load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
 
 

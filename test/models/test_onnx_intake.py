@@ -12,13 +12,13 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from onnx_graphs import OPSETS, assert_same, converted, model, written
+from onnx_graphs import assert_same, converted, model, written
 from torch import nn
 from torch.nn import functional as F
 
+from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
-from multi_dnn_ros.models.onnx_intake import verification
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.sources import load_network, load_source, outline_source
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -74,12 +74,17 @@ def exported(path: Path, opset: int, *, dynamic: bool = False, network: nn.Modul
     return path
 
 
+def served(name: str, config: DnnConfig) -> Dnn:
+    """A DNN as a CPU runs it."""
+    return load_dnn(name, config, onnx=True)
+
+
 def noise(width: int = 48, height: int = 32) -> np.ndarray:
     return RANDOM.random((1, 3, height, width), np.float32)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", [11, 13, 17, 20, 22])
 def test_an_export_of_torch_agrees_with_onnxruntime(opset: int, dynamic: bool, tmp_path: Path) -> None:
     if opset > 20:  # newer than the TorchScript exporter supports: the same graph with a later version
         file = exported(tmp_path / "net.onnx", 20, dynamic=dynamic)
@@ -92,8 +97,8 @@ def test_an_export_of_torch_agrees_with_onnxruntime(opset: int, dynamic: bool, t
     assert_same(file, noise(), tolerance=1e-4, size=(48, 32))
     shapes = [shape for _, shape in prepare(file, (48, 32)).outputs]
     assert shapes == [(1, 6, 384), (1, 6, 32, 48)]
-    operators = prepare(file, (48, 32)).operators
-    assert not {"Shape", "Constant", "ConstantOfShape", "Range", "If"} & set(operators)
+    operators = {node.op_type for node in prepare(file, (48, 32)).model.graph.node}
+    assert not {"Shape", "Constant", "ConstantOfShape", "Range", "If"} & operators
 
 
 def test_modules_have_names_that_a_pt2_file_may_have(tmp_path: Path) -> None:
@@ -197,7 +202,6 @@ def test_half_precision_channels_last_and_integer_images(tmp_path: Path) -> None
     assert all(
         tensor.dtype == torch.float32 for tensor in source.module.state_dict().values() if tensor.is_floating_point()
     )
-    assert len(list((verification.cache_folder() / "onnx").glob("*.json"))) == 1
 
 
 def test_the_second_input_of_rt_detr_and_paddle_is_the_size(tmp_path: Path) -> None:
@@ -257,7 +261,7 @@ def test_a_branch_that_the_size_decides_is_taken(tmp_path: Path) -> None:
     constants = {"two": np.array(2, np.int64), "eight": np.array(8, np.int64)}
     file = written(tmp_path / "if.onnx", model(nodes, ["out"], opset=17, constants=constants))
     assert_same(file)
-    assert prepare(file).operators == {"Relu": 1, "Identity": 2}
+    assert "If" not in {node.op_type for node in prepare(file).model.graph.node}
 
 
 def test_local_functions_are_inlined(tmp_path: Path) -> None:
@@ -342,7 +346,7 @@ def test_the_metadata_tells_the_layouts_of_rt_detr_from_others(
 )
 def test_wrong_metadata_is_named(properties: dict[str, str], words: str, tmp_path: Path) -> None:
     file = ultralytics(tmp_path / "u.onnx", **properties)
-    for step in (load_dnn, check_dnn):
+    for step in (served, check_dnn):
         with pytest.raises(ModelError, match=rf"u\.onnx: .*{words}"):
             step("x", DnnConfig(role="object", model=str(file), decoder="yolo"))
 
@@ -402,15 +406,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: model(
             [helper.make_node("Add", ["image", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])], ["b"], opset=13
         ),
-        r"operator Add reads 'b', which no operator before it writes",
+        "the graph is not acyclic",
     ),
     "unknown": (
         lambda: model([helper.make_node("Magic", ["image"], ["a"])], ["a"], opset=13),
-        "operator Magic is not part of ONNX opset 13",
+        "No Op registered for Magic",
     ),
     "domain": (
         lambda: model([helper.make_node("Gelu", ["image"], ["a"], domain="com.microsoft")], ["a"], opset=13),
-        r"operator com\.microsoft\.Gelu: its operator set is not imported",
+        "No opset import for domain com.microsoft",
     ),
     "dynamic": (
         lambda: model(
@@ -425,20 +429,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
             opset=13,
             constants={"s": np.array([2**40, 1, 1, 1], np.int64)},
         ),
-        r"operator Expand: output 'a' has the shape \(1099511627776, .*allowed: at most",
+        "at operator Expand its tensors take more than 2 GiB",
     ),
     "grey": (
         lambda: model([helper.make_node("Relu", ["image"], ["a"])], ["a"], opset=13, shape=[1, 1, 8, 8]),
         r"takes inputs of shapes \[\(1, 1, 8, 8\)\] \(0: free\); allowed: one image .* and inputs named orig_target_",
-    ),
-    "training": (
-        lambda: model(
-            [helper.make_node("Dropout", ["image", "r", "t"], ["a"])],
-            ["a"],
-            opset=13,
-            constants={"r": np.array(0.5, np.float32), "t": np.array(True)},
-        ),
-        r"operator Dropout .* is in training mode; export the network after eval",
     ),
     "misfit": (
         lambda: model(
@@ -447,7 +442,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
             opset=13,
             constants={"w": np.zeros((4, 5), np.float32)},
         ),
-        "operator Conv does not fit its inputs",
+        r"ONNX Runtime cannot run it: .*Conv",
     ),
     "pairs": (
         lambda: model(
@@ -465,24 +460,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ),
         "operator NonMaxSuppression: boxes and scores before it have no fixed shape",
     ),
-    "branch": (
-        lambda: model(
-            [
-                helper.make_node("ReduceMax", ["image"], ["m"], keepdims=0),
-                helper.make_node("Cast", ["m"], ["c"], to=9),
-                helper.make_node(
-                    "If",
-                    ["c"],
-                    ["a"],
-                    then_branch=helper.make_graph([], "t", [], []),
-                    else_branch=helper.make_graph([], "e", [], []),
-                ),
-            ],
-            ["a"],
-            opset=13,
-        ),
-        "operator If: its condition depends on the image",
-    ),
 }
 
 
@@ -490,9 +467,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_a_refusal_is_one_line_with_file_and_operator(name: str, tmp_path: Path) -> None:
     make, words = REFUSED[name]
     file = written(tmp_path / f"{name}.onnx", make())
-    for step in (load_dnn, check_dnn):
-        if name in ("training",) and step is check_dnn:
-            continue
+    for step in (served, check_dnn):
         with pytest.raises(ModelError, match=rf"{name}\.onnx: .*{words}") as caught:
             step("x", DnnConfig(role="object", model=str(file), decoder="yolo", labels=["a"]))
         assert "\n" not in str(caught.value)
@@ -503,7 +478,7 @@ def test_constants_that_would_exhaust_the_memory_are_not_computed(tmp_path: Path
     nodes = [helper.make_node("Concat", [f"d{i}", f"d{i}"], [f"d{i + 1}"], axis=0) for i in range(60)]
     nodes.append(helper.make_node("Cast", ["d60"], ["a"], to=1))
     proto = model(nodes, ["a"], opset=13, constants={"d0": np.zeros(4, np.int64)})
-    with pytest.raises(ModelError, match=r"bomb\.onnx: operator Concat: output 'd\d+' has the shape"):
+    with pytest.raises(ModelError, match=r"bomb\.onnx: at operator Concat its tensors take more than 2 GiB"):
         load_dnn(
             "x",
             DnnConfig(role="object", model=str(written(tmp_path / "bomb.onnx", proto)), decoder="yolo", labels=["a"]),

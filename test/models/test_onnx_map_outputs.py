@@ -31,6 +31,10 @@ def head(classes: int, after: list[NodeProto], *, stride: int = 4, name: str = "
     return [helper.make_node("Conv", [name, "w"], ["map"], strides=[stride, stride]), *after], {"w": weight}
 
 
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in prepare(path).model.graph.node]
+
+
 def channels_last(path: Path, opset: int, *, softmax: bool) -> Path:
     """As TensorFlow's exporter writes it: channels last outside, first inside, and a softmax over the last axis."""
     after = [helper.make_node("Transpose", ["map"], ["last"], perm=[0, 2, 3, 1])]
@@ -50,7 +54,7 @@ def test_channels_last_segmentation_finds_the_classes_that_onnx_runtime_finds(
     path = channels_last(tmp_path / "net.onnx", opset, softmax=softmax)
     prepared = prepare(path)
     assert [shape for _, shape in prepared.outputs] == [(1, 4, 8, 10)]
-    assert "Softmax" not in prepared.operators
+    assert "Softmax" not in operators(path)
     config = DnnConfig(role="network", model=str(path), decoder="segmentation", labels=list("abcd"))
     dnn = load_dnn("seg", config)  # compares it with ONNX Runtime, too
     pixels = RANDOM.integers(0, 256, (32, 40, 3), np.uint8)
@@ -80,7 +84,7 @@ def test_a_threshold_is_compared_with_the_probability_of_the_file(tmp_path: Path
 def test_the_sigmoid_of_one_class_is_left_to_the_decoder(tmp_path: Path) -> None:
     nodes, constants = head(1, [helper.make_node("Sigmoid", ["map"], ["out"])], name="image")
     path = written(tmp_path / "lane.onnx", model(nodes, ["out"], opset=17, constants=constants, shape=(1, 3, 32, 40)))
-    assert "Sigmoid" not in prepare(path).operators
+    assert "Sigmoid" not in operators(path)
     dnn = load_dnn("lane", DnnConfig(role="lane", model=str(path), score_threshold=0.5))
     inputs = dnn.inputs(torch.zeros(32, 40, 3, dtype=torch.uint8))
     (expected,) = by_onnxruntime(path, inputs[0].numpy())
@@ -102,14 +106,14 @@ def test_the_sigmoid_of_one_class_is_left_to_the_decoder(tmp_path: Path) -> None
 def test_other_activations_stay(classes: int, node: NodeProto, opset: int, tmp_path: Path) -> None:
     nodes, constants = head(classes, [node], name="image")
     path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=opset, constants=constants, shape=(1, 3, 32, 40)))
-    assert prepare(path).operators[node.op_type] == 1
+    assert operators(path).count(node.op_type) == 1
 
 
 def test_a_softmax_over_the_classes_is_removed_from_opset_13_on(tmp_path: Path) -> None:
     nodes, constants = head(4, [helper.make_node("Softmax", ["map"], ["out"], axis=1)], name="image")
     path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 40)))
     prepared = prepare(path)
-    assert "Softmax" not in prepared.operators
+    assert "Softmax" not in operators(path)
     assert [name for name, _ in prepared.outputs] == ["out"]  # as `raw_outputs` names it
 
 
@@ -120,7 +124,7 @@ def test_the_softmax_of_a_float16_file_is_removed_before_its_last_cast(tmp_path:
     nodes.append(helper.make_node("Cast", ["half"], ["out"], to=TensorProto.FLOAT))
     constants = {name: value.astype(np.float16) for name, value in constants.items()}
     path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 40)))
-    assert "Softmax" not in prepare(path).operators
+    assert "Softmax" not in operators(path)
     load_source("x", DnnConfig(role="network", model=str(path)))  # compares it with ONNX Runtime
 
 

@@ -124,7 +124,6 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
         (["benchmark", "paper", "--output", "paper.json"], "matplotlib", "--output needs matplotlib", "plots"),
-        (["profile", "layers", "people.onnx"], "onnx2torch", "an ONNX file needs onnx2torch", "onnx"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

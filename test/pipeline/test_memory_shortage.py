@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
-from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends import Stage
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 
-class Full(Eager):
+class Full(OnnxRuntime):
     """A backend with memory for one DNN only."""
 
     dnns = 0
 
-    def prepare(
-        self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
-    ) -> tuple[Stage, ...]:
+    def prepare_graph(self, *arguments: Any) -> tuple[Stage, ...]:
         Full.dnns += 1
         if Full.dnns > 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a capacity of ...")
-        return super().prepare(stages, inputs, device)
+        return super().prepare_graph(*arguments)
 
 
 def test_out_of_memory_names_the_dnn_and_the_request_and_fewer_dnns_can_be_configured(

@@ -145,7 +145,7 @@ def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCapt
 def test_launch_cost_is_the_host_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr("multi_dnn_ros.planning.job_plan.time.perf_counter", lambda: float(next(ticks)))
-    assert launch_cost_s(target("torchscript")) == pytest.approx(1.0 / 20)  # for 20 calls per round
+    assert launch_cost_s(target("onnxruntime")) == pytest.approx(1.0 / 20)  # for 20 calls per round
 
 
 # -- the cache of layer times

@@ -67,7 +67,7 @@ def test_calls_are_timed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called == ["a", "b"]
 
 
-@pytest.mark.parametrize("backend", ["eager", "torchscript"])
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
 def test_jobs_and_layers_are_timed_by_the_backend(backend: str) -> None:
     where = target(backend, rounds=3)
     network = Small()

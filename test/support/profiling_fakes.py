@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.graph.layers import Layer, LayerWork
 from multi_dnn_ros.planning.measure import Traced, trace_for
 from multi_dnn_ros.planning.predictor import Linear, Load, Predictor, trained_ranges
@@ -43,7 +43,7 @@ class Small(nn.Module):
 
 
 def target(backend: str = "eager", rounds: int = 4) -> Target:
-    return Target(CPU, backend, {"eager": Eager, "torchscript": TorchScript}[backend], rounds=rounds)
+    return Target(CPU, backend, {"eager": Eager, "onnxruntime": OnnxRuntime}[backend], rounds=rounds)
 
 
 def traced(module: nn.Module | None = None, where: Target | None = None) -> Traced:

@@ -9,35 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from multi_dnn_ros.models.onnx_intake.folding import Folded
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
+from multi_dnn_ros.models.onnx_intake.static_graph import StaticGraph
 
 #: Minimum length of a box's row: four coordinates and at least one score.
 _MIN_ROW_LENGTH = 5
 
 
-def output_names(folded: Folded, image: str, outputs: Iterable[str]) -> list[str]:
+def output_names(graph: StaticGraph, image: str, outputs: Iterable[str], images: int = 1) -> list[str]:
     """Names of the values that the network returns: `outputs`, with the tensors at the cut instead of those after it.
 
-    image: name of the graph's input. Raises Refusal, naming the operator, if a shape depends on the content of the
-    image for any other reason.
+    image: name of the graph's input. images: number of images. Raises Refusal, naming the operator, if a shape depends
+    on the content of the image for any other reason.
     """
     names = list(outputs)
-    cut = [name for name in names if name in folded.dynamic]
+    cut = [name for name in names if name in graph.dynamic]
     if not cut:
         return names
-    behind = [node for node in folded.nodes if any(name in folded.dynamic for name in node.output)]
+    behind = [node for node in graph.nodes if any(name in graph.dynamic for name in node.output)]
     suppressions = [node for node in behind if node.op_type == "NonMaxSuppression"]
     if not suppressions:
-        cause = folded.dynamic[cut[0]]
+        cause = graph.dynamic[cut[0]]
         raise Refusal(
             f"operator {node_name(cause)}: the shape of its output depends on the content of the image; allowed: fixed "
             "shapes, or NonMaxSuppression behind the detection head; export the network without its post-processing"
         )
-    frontier = {name for node in behind for name in node.input if name in folded.types and name not in folded.constants}
-    head = _common_head(folded, image, frontier)
+    frontier = {name for node in behind for name in node.input if name in graph.types and name not in graph.constants}
+    head = _common_head(graph, image, frontier, images)
     found = [head] if head else list(dict.fromkeys(name for node in suppressions for name in node.input[:2]))
-    lost = [name for name in found if name not in folded.types or name in folded.constants]
+    lost = [name for name in found if name not in graph.types or name in graph.constants]
     if lost or len(found) > 2:
         raise Refusal(
             f"operator {node_name(suppressions[0])}: boxes and scores before it have no fixed shape; export the "
@@ -46,32 +46,32 @@ def output_names(folded: Folded, image: str, outputs: Iterable[str]) -> list[str
     return [*(name for name in names if name not in cut and name not in found), *found]
 
 
-def _common_head(folded: Folded, image: str, frontier: set[str]) -> str:
+def _common_head(graph: StaticGraph, image: str, frontier: set[str], images: int) -> str:
     """The last tensor (1, rows, N) or (1, N, rows) that every value of `frontier` depends on; empty: none."""
-    writers = {name: node for node in folded.nodes for name in node.output}
+    writers = {name: node for node in graph.nodes for name in node.output}
     ancestors: set[str] = set()
     waiting = list(frontier)
     while waiting:
         name = waiting.pop()
-        if name in ancestors or name in folded.constants:
+        if name in ancestors or name in graph.constants:
             continue
         ancestors.add(name)
         if name in writers:
             waiting += [each for each in writers[name].input if each]
-    for node in reversed(folded.nodes):
+    for node in reversed(graph.nodes):
         for name in node.output:
-            shape = folded.shape(name)
-            if name not in ancestors or shape is None or len(shape) != 3 or shape[0] != 1 or min(shape) < 1:
+            shape = graph.shape(name)
+            if name not in ancestors or shape is None or len(shape) != 3 or shape[0] != images or min(shape) < 1:
                 continue
-            if min(shape[1:]) >= _MIN_ROW_LENGTH and not _reachable(folded, image, frontier, without=name):
+            if min(shape[1:]) >= _MIN_ROW_LENGTH and not _reachable(graph, image, frontier, without=name):
                 # Suppression reads rows; an export without suppression ends before the transposition to rows.
                 return str(node.input[0]) if node.op_type == "Transpose" else str(name)
     return ""
 
 
-def _reachable(folded: Folded, image: str, targets: set[str], *, without: str) -> bool:
+def _reachable(graph: StaticGraph, image: str, targets: set[str], *, without: str) -> bool:
     reached = {image}
-    for node in folded.nodes:
+    for node in graph.nodes:
         if any(name in reached for name in node.input):
             reached.update(name for name in node.output if name != without)
     return bool(targets & reached)

@@ -40,8 +40,8 @@ class ImageInput:
     integers: bool
 
 
-def fix_inputs(model: Any, requested: tuple[int, int]) -> ImageInput:
-    """Fix, in place, the image input to (1, 3, height, width) float32, and turn other known inputs into constants.
+def fix_inputs(model: Any, requested: tuple[int, int], images: int = 1) -> ImageInput:
+    """Fix, in place, the image input to (images, 3, height, width) float32, and turn other known inputs into constants.
 
     requested: (width, height) for sides that the file leaves free; 0: unknown. A side that stays free makes all
     shapes that depend on it free. Raises Refusal unless the inputs are one image, with sides of at most MAX_SIDE, and
@@ -49,17 +49,17 @@ def fix_inputs(model: Any, requested: tuple[int, int]) -> ImageInput:
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     given = [value for value in model.graph.input if value.name not in constants]
-    images = [value for value in given if value.name not in KNOWN_INPUTS and _is_image(value)]
-    others = [value for value in given if value not in images]
+    candidates = [value for value in given if value.name not in KNOWN_INPUTS and _is_image(value)]
+    others = [value for value in given if value not in candidates]
     unknown = [value.name for value in others if value.name not in KNOWN_INPUTS]
-    if len(images) != 1 or unknown:
+    if len(candidates) != 1 or unknown:
         shapes = [_shape(value) for value in given]
-        named = f"; unknown: {', '.join(name[:60] for name in unknown[:5])}" if images and unknown else ""
+        named = f"; unknown: {', '.join(name[:60] for name in unknown[:5])}" if candidates and unknown else ""
         raise Refusal(
             f"takes inputs of shapes {shapes[:8]} (0: free{named}); allowed: one image (1, 3, height, width) or "
             f"(1, height, width, 3), and inputs named {', '.join(KNOWN_INPUTS)}"
         )
-    (image,) = images
+    (image,) = candidates
     shape = _shape(image)
     channels_last = shape[3] == 3 and shape[1] != 3
     height, width = shape[1:3] if channels_last else shape[2:]
@@ -77,7 +77,7 @@ def fix_inputs(model: Any, requested: tuple[int, int]) -> ImageInput:
     integers = element_type(image) == _uint8()
     for value in others:
         _make_constant(model, value, chosen)
-    _fix_image(model, image, chosen, channels_last)
+    _fix_image(model, image, chosen, channels_last, images)
     return ImageInput(image.name, size, channels_last, integers)
 
 
@@ -114,7 +114,7 @@ def _make_constant(model: Any, value: Any, size: tuple[int, int]) -> None:
     model.graph.input.remove(value)
 
 
-def _fix_image(model: Any, image: Any, size: tuple[int, int], channels_last: bool) -> None:
+def _fix_image(model: Any, image: Any, size: tuple[int, int], channels_last: bool, images: int) -> None:
     """Give the graph's input fixed sides; insert a transpose if the graph reads the channels-last layout."""
     from onnx import TensorProto, helper
 
@@ -128,5 +128,5 @@ def _fix_image(model: Any, image: Any, size: tuple[int, int], channels_last: boo
         )
         name = first
     model.graph.input.remove(image)
-    fixed = helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, height, width])
+    fixed = helper.make_tensor_value_info(name, TensorProto.FLOAT, [images, 3, height, width])
     model.graph.input.insert(position, fixed)

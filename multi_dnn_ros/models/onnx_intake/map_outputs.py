@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from multi_dnn_ros.models.onnx_intake.folding import Folded
+from multi_dnn_ros.models.onnx_intake.static_graph import StaticGraph
 
 #: Transpositions from channels first to channels last, and back.
 _LAYOUT_CHANGES = ([0, 2, 3, 1], [0, 3, 1, 2])
@@ -28,33 +28,35 @@ class OutputTensor:
     channels_last: bool = False
 
 
-def output_tensors(folded: Folded, names: list[str], size: tuple[int, int] | None, opset: int) -> list[OutputTensor]:
+def output_tensors(
+    graph: StaticGraph, names: list[str], size: tuple[int, int] | None, opset: int, images: int = 1
+) -> list[OutputTensor]:
     """The tensors to return for outputs `names`. size: (width, height) of the input; None: free, so nothing is changed.
 
-    opset: version of the standard operators.
+    opset: version of the standard operators. images: number of images.
     """
-    writers = {name: node for node in folded.nodes for name in node.output}
-    return [_tensor(folded, writers, name, size, opset) for name in names]
+    writers = {name: node for node in graph.nodes for name in node.output}
+    return [_tensor(graph, writers, name, size, opset, images) for name in names]
 
 
 def _tensor(
-    folded: Folded, writers: dict[str, Any], name: str, size: tuple[int, int] | None, opset: int
+    graph: StaticGraph, writers: dict[str, Any], name: str, size: tuple[int, int] | None, opset: int, images: int
 ) -> OutputTensor:
-    if size is None or _channel_axis(folded.shape(name), size) is None:
+    if size is None or _channel_axis(graph.shape(name), size, images) is None:
         return OutputTensor(name)
     value = name
-    while value in writers and _keeps_values(folded, writers[value]):
+    while value in writers and _keeps_values(graph, writers[value]):
         value = writers[value].input[0]
     node = writers.get(value)
-    axis = _channel_axis(folded.shape(value), size)
-    if node is not None and axis is not None and _is_activation(node, axis, folded.shape(value) or (), opset):
+    axis = _channel_axis(graph.shape(value), size, images)
+    if node is not None and axis is not None and _is_activation(node, axis, graph.shape(value) or (), opset):
         return OutputTensor(node.input[0], axis == 3)
-    return OutputTensor(name, _channel_axis(folded.shape(name), size) == 3)
+    return OutputTensor(name, _channel_axis(graph.shape(name), size, images) == 3)
 
 
-def _channel_axis(shape: tuple[int, ...] | None, size: tuple[int, int]) -> int | None:
+def _channel_axis(shape: tuple[int, ...] | None, size: tuple[int, int], images: int) -> int | None:
     """The channel axis, 1 or 3, of a map in the proportions of the input; None: no such map, or both axes fit."""
-    if shape is None or len(shape) != 4 or shape[0] != 1:
+    if shape is None or len(shape) != 4 or shape[0] != images:
         return None
     fitting = [
         axis for axis, (rows, columns) in ((1, shape[2:]), (3, shape[1:3])) if _in_proportion(rows, columns, size)
@@ -74,10 +76,10 @@ def _in_proportion(rows: int, columns: int, size: tuple[int, int]) -> bool:
     )
 
 
-def _keeps_values(folded: Folded, node: Any) -> bool:
+def _keeps_values(graph: StaticGraph, node: Any) -> bool:
     """Whether the output has the values of the input, at the same positions in the image."""
     if node.op_type == "Cast":  # the last operator of many float16 files, which are computed in float32
-        source, target = (folded.types[name].tensor_type.elem_type for name in (node.input[0], node.output[0]))
+        source, target = (graph.types[name].kind for name in (node.input[0], node.output[0]))
         return bool(source == target)
     if node.op_type == "Transpose":
         return any(entry.name == "perm" and list(entry.ints) in _LAYOUT_CHANGES for entry in node.attribute)

@@ -10,7 +10,7 @@ from typing import Any
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 #: Maximum total size of the weights of one network, bytes.
-MAX_WEIGHT_BYTES = 4 << 30
+MAX_WEIGHT_BYTES = (2 << 30) - (1 << 20)
 #: Maximum number of operators of one network, including those of subgraphs and functions.
 MAX_NODES = 50_000
 #: Maximum nesting of subgraphs.
@@ -19,8 +19,8 @@ _MAX_DEPTH = 16
 _MAX_FILE_BYTES = (2 << 30) - 1
 
 
-def read_model(path: Path, *, weights: bool = True) -> Any:
-    """The onnx.ModelProto of `path` with its weights inside. weights False: external data is checked but not read.
+def read_model(path: Path) -> Any:
+    """The onnx.ModelProto of `path` with its weights inside.
 
     Raises Refusal if a size exceeds its limit, if external data is missing, too short or outside the model's folder,
     and if the data of a tensor does not fit its shape. A damaged file raises the errors of protobuf and onnx.
@@ -39,8 +39,8 @@ def read_model(path: Path, *, weights: bool = True) -> Any:
         total += _check_tensor(tensor, path.parent)
         external |= tensor.data_location == onnx.TensorProto.EXTERNAL
         if total > MAX_WEIGHT_BYTES:
-            raise Refusal(f"its weights have more than {MAX_WEIGHT_BYTES >> 30} GiB, the largest size allowed")
-    if external and weights:
+            raise Refusal("its weights have more than 2 GiB, the largest size allowed")
+    if external:
         onnx.load_external_data_for_model(model, str(path.parent))
     return model
 
@@ -88,7 +88,7 @@ def _check_tensor(tensor: Any, folder: Path) -> int:
         if axis < 0 or count > MAX_WEIGHT_BYTES:
             raise Refusal(
                 f"cannot be read as ONNX: tensor {name} claims the shape {tuple(tensor.dims)[:8]}; allowed: at most "
-                f"{MAX_WEIGHT_BYTES >> 30} GiB"
+                "2 GiB"
             )
     packed = tensor.data_type in _packed_types()
     expected = (count + 1) // 2 if packed else count * item

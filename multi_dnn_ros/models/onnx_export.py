@@ -1,0 +1,186 @@
+"""Exports a PyTorch module to ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.errors import ExportError
+from multi_dnn_ros.models.onnx_graph import memory_file
+from multi_dnn_ros.models.onnx_network import OnnxNetwork
+
+#: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
+_OPSET = 17
+#: Largest difference of an output from PyTorch's, relative to the output's largest value.
+_TOLERANCE = 1e-3
+#: The exporter keeps state in module variables.
+_export_lock = threading.Lock()
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def export_network(module: nn.Module, example: Tensors) -> OnnxNetwork:
+    """A module in eval mode on the CPU as an OnnxNetwork. example: an image (1, 3, h, w).
+
+    Raises ExportError, also if the outputs for noise differ from PyTorch's.
+    """
+    model = export(module, example)
+    network = OnnxNetwork(
+        model, lambda images: export(module, tuple(torch.cat([tensor] * images) for tensor in example)), lambda: module
+    )
+    _compare(network, module, example)
+    return network
+
+
+def export(module: nn.Module, example: Tensors) -> onnx.ModelProto:
+    """A module in eval mode on the CPU as an ONNX graph for inputs of these shapes and types, which returns its
+    tensors in the order in which tuples and dicts hold them. Raises ExportError.
+
+    Uses PyTorch's TorchScript-based exporter, which takes a tenth of a second for a small DNN. If it fails and the
+    package `onnxscript` is installed, the exporter based on torch.export is tried, which takes seconds and supports
+    more operations.
+    """
+    flat = _Flat(module)
+    with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be traced
+        example = tuple(tensor.clone() for tensor in example)
+        outputs = len(flat(*example))
+    input_names = [f"input_{index}" for index in range(len(example))]
+    model = _export(flat, example, input_names, [f"output_{index}" for index in range(outputs)])
+    if [value.name for value in model.graph.input] != input_names or len(model.graph.output) != outputs:
+        raise ExportError("the exported graph has other inputs or outputs than the network")
+    return model
+
+
+class Positional(nn.Module):
+    """A stage that takes its carried tensors as separate arguments, as exporting requires."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+        self.training = False
+
+    def forward(self, *carried: torch.Tensor) -> Tensors:
+        results: Tensors = self.stage(carried)
+        return results
+
+
+class _Flat(nn.Module):
+    """A network that returns a flat tuple of its output tensors."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.training = False  # not by eval(), which exported programs refuse
+
+    def forward(self, *inputs: torch.Tensor) -> Tensors:
+        outputs = pytree.tree_leaves(self.network(*inputs))
+        return tuple(output for output in outputs if isinstance(output, torch.Tensor))
+
+
+def _compare(network: OnnxNetwork, module: nn.Module, example: Tensors) -> None:
+    """Raise ExportError unless another image gives the module's outputs; those of a module that keeps state do not."""
+    image = torch.rand(example[0].shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        _Flat(module)(image)
+        expected: Any = _Flat(module)(image)  # a state differs from now on
+    for number, (found, right) in enumerate(zip(network(image.numpy()), expected, strict=True)):
+        own = torch.from_numpy(found).double()
+        difference = (own - right.double()).abs().nan_to_num(0.0).max() if own.numel() else torch.zeros(())
+        scale = right.double().abs().nan_to_num(0.0).max() if own.numel() else torch.ones(())
+        if own.shape != right.shape or float(difference) > _TOLERANCE * (0.1 + float(scale)):
+            raise ExportError(f"as ONNX its output {number} is off by {difference:.3g} on a scale of {scale:.3g}")
+
+
+def _export(
+    chain: nn.Module, example: Tensors, input_names: Sequence[str], output_names: Sequence[str]
+) -> onnx.ModelProto:
+    exporters: list[Callable[..., onnx.ModelProto]] = [_export_by_torchscript, _export_traced]
+    if importlib.util.find_spec("onnxscript") is not None:
+        exporters.append(_export_by_torch_export)
+    failures = []
+    with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad():
+        for exporter in exporters:
+            try:
+                return exporter(chain, example, list(input_names), list(output_names))
+            except Exception as error:  # whatever an exporter raises, the next one may succeed
+                failures.append(summarize_error(error))
+    raise ExportError("; ".join(dict.fromkeys(failures)))
+
+
+def _export_traced(
+    chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
+) -> onnx.ModelProto:
+    """By the operations that torch.export finds, for modules that hide theirs in fused ones, such as transformers."""
+    return _export_by_torchscript(trace(chain, example, fold_batch_norm=True), example, input_names, output_names)
+
+
+def _export_by_torchscript(
+    chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
+) -> onnx.ModelProto:
+    _register_views()
+    with memory_file("exported.onnx") as path:
+        torch.onnx.export(
+            chain,
+            example,
+            path,
+            dynamo=False,
+            opset_version=_OPSET,
+            training=torch.onnx.TrainingMode.PRESERVE,  # exported programs refuse train()
+            input_names=input_names,
+            output_names=output_names,
+        )
+        return onnx.load(path)
+
+
+def _export_by_torch_export(
+    chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
+) -> onnx.ModelProto:
+    program = torch.onnx.export(
+        chain, example, dynamo=True, input_names=input_names, output_names=output_names, verbose=False
+    )
+    assert program is not None
+    model: onnx.ModelProto = program.model_proto
+    return model
+
+
+def _register_views() -> None:
+    """Register _unsafe_view, which traced graphs contain and the TorchScript-based exporter does not know."""
+    from torch.onnx import symbolic_helper
+
+    def unsafe_view(graph, image, shape):  # type: ignore[no-untyped-def]
+        return symbolic_helper._reshape_helper(graph, image, shape)
+
+    torch.onnx.register_custom_op_symbolic("aten::_unsafe_view", unsafe_view, _OPSET)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress deprecation warnings, progress, and the dump of a rejected graph (thousands of lines on stdout)."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    dump = getattr(torch._C, "_jit_onnx_log", None)
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        if dump is not None:
+            torch._C._jit_onnx_log = lambda *texts: None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if dump is not None:
+            torch._C._jit_onnx_log = dump
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,108 @@
+"""An ONNX graph as ONNX Runtime sees it: optimized, and with the type and shape of each value."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+#: Element types of tensors, by ONNX Runtime's names, and their sizes in bytes.
+_ELEMENTS = {
+    "float": ("FLOAT", 4), "double": ("DOUBLE", 8), "float16": ("FLOAT16", 2), "bfloat16": ("BFLOAT16", 2),
+    "bool": ("BOOL", 1), "int8": ("INT8", 1), "uint8": ("UINT8", 1), "int16": ("INT16", 2), "uint16": ("UINT16", 2),
+    "int32": ("INT32", 4), "uint32": ("UINT32", 4), "int64": ("INT64", 8), "uint64": ("UINT64", 8),
+}  # fmt: skip
+
+
+class ValueType(NamedTuple):
+    """Type of a value. kind: ONNX Runtime's name, such as "tensor(float)". axes: 0 for a free axis."""
+
+    kind: str
+    axes: tuple[int, ...]
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a tensor of numbers."""
+        return self.kind.removeprefix("tensor(").removesuffix(")") in _ELEMENTS
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape; None unless it is a tensor and every axis is known."""
+        return self.axes if self.is_tensor and all(self.axes) else None
+
+    @property
+    def element(self) -> str:
+        """Element type, as in onnx.TensorProto."""
+        return _ELEMENTS[self.kind.removeprefix("tensor(").removesuffix(")")][0]
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of an element in bytes."""
+        return _ELEMENTS[self.kind.removeprefix("tensor(").removesuffix(")")][1]
+
+    def info(self, name: str) -> Any:
+        """An onnx.ValueInfoProto."""
+        import onnx
+
+        axes = [axis or None for axis in self.axes]
+        return onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, self.element), axes)
+
+
+def optimized(model: Any, level: str) -> Any:
+    """An onnx.ModelProto optimized by ONNX Runtime. level: "BASIC" (only operators of the file's own domains remain) or
+    "ALL" (with operators and layouts for this CPU). Raises what ONNX Runtime raises.
+    """
+    import onnx
+    import onnxruntime
+
+    options = quiet_options()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    with memory_file("optimized.onnx") as path:
+        options.optimized_model_filepath = path
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(path)
+
+
+def value_types(model: Any) -> dict[str, ValueType]:
+    """Type of each value of an onnx.ModelProto that a node of its graph writes, and of its inputs."""
+    import onnx
+    import onnxruntime
+
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    known = {value.name for value in model.graph.output}
+    written = dict.fromkeys(name for node in model.graph.node for name in node.output if name and name not in known)
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in written)
+    options = quiet_options()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {
+        value.name: ValueType(value.type, tuple(axis if isinstance(axis, int) else 0 for axis in value.shape))
+        for value in (*session.get_inputs(), *session.get_outputs())
+    }
+
+
+def quiet_options() -> Any:
+    """Options of a session of one thread that logs errors only."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
+
+
+@contextlib.contextmanager
+def memory_file(name: str) -> Iterator[str]:
+    """Context manager: the path of a temporary file, in memory where the system supports it."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create(name)
+        try:
+            yield f"/proc/self/fd/{file}"
+        finally:
+            os.close(file)
+    else:
+        with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_onnx_") as folder:
+            yield os.path.join(folder, name)
