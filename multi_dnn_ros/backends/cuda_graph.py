@@ -22,7 +22,6 @@ from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.gates import GateError
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.green_contexts import current_sms
@@ -251,10 +250,9 @@ class Captured:
 
 
 def _make(request: BackendRequest) -> Backend:
-    captured = CudaGraph(
+    return CudaGraph(
         request.tolerance, dnn=request.dnn, single_launch=request.single_launch, branches=request.branches
     )
-    return FusedActivations(captured, request.tolerance, request.dnn)
 
 
 SPEC = BackendSpec(
@@ -262,6 +260,5 @@ SPEC = BackendSpec(
     _make,
     precisions={"cuda": ALL_PRECISIONS},
     captures=("cuda",),
-    fuses=("cuda",),
     branches=("cuda",),
 )

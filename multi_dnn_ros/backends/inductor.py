@@ -26,7 +26,6 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
-from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.small_products import sum_small_products
 from multi_dnn_ros.common.resources import cache_folder, writable_folder
@@ -200,14 +199,10 @@ def _make(request: BackendRequest) -> Backend:
     compiled = Inductor(request.dnn, request.progress, request.tolerance)
     if request.device.type != "cuda":
         return compiled
-    captured = CudaGraph(
+    return CudaGraph(
         request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch,
         branches=request.branches, compiler=SegmentCompiler(compiled.compile_segment, request.progress),
     )  # fmt: skip
-    # In float32, Inductor chooses the memory layout by the convolutions in the graph; fused operations would hide them.
-    if request.dtype is torch.float32:
-        return captured
-    return FusedActivations(captured, request.tolerance, request.dnn)
 
 
 SPEC = BackendSpec(

@@ -55,8 +55,8 @@ class BackendSpec:
     does not run on other types. tf32 and bf16 on a GPU also need compute capability 8.0; int8 on a CPU needs 8-bit dot
     products.
     captures: types of device on which stages are captured as CUDA graphs, so that TF32 can differ between DNNs.
-    fuses: types of device on which a convolution and its activation are fused.
-    compiles: preparing takes minutes; layers are then timed with the device's automatic backend instead.
+    compiles: preparing takes a compiler and many seconds; layers are timed with the device's automatic backend that
+    does not.
     finish: called after the last DNN was prepared, for example to end compiler processes; None: nothing to do.
     version: returns the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     branches: types of device on which independent branches of a DNN can run at the same time.
@@ -70,7 +70,6 @@ class BackendSpec:
         default_factory=lambda: {"cpu": ("auto", "fp32", "bf16"), "cuda": ("auto", "fp16", "bf16")}
     )
     captures: tuple[str, ...] = ()
-    fuses: tuple[str, ...] = ()
     compiles: bool = False
     finish: Callable[[], None] | None = None
     version: Callable[[], str] | None = None
@@ -97,5 +96,5 @@ def library_version(spec: BackendSpec) -> str:
 
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)
 
-#: Meaning of `auto` by type of device: the first of these backends that has the precision.
-AUTOMATIC: Mapping[str, tuple[str, ...]] = {"cpu": ("onnxruntime",), "cuda": ("cuda_graph",)}
+#: Meaning of `auto` by type of device: the first of these backends that has the precision and what it compiles with.
+AUTOMATIC: Mapping[str, tuple[str, ...]] = {"cpu": ("onnxruntime",), "cuda": ("inductor", "cuda_graph")}

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
-from multi_dnn_ros.graph.convolution_nodes import CONVOLUTIONS, convolution_arguments, is_transposed, traced
-
 aten = torch.ops.aten
+_CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 #: Maximum number of images of a convolution, because each image reads all weights.
 _MAX_IMAGES = 4
 #: Maximum number of outputs of a fully connected layer, and of its results for all images.
@@ -38,41 +36,41 @@ def sum_small_products(graph_module: fx.GraphModule) -> int:
 
 
 def _is_small_convolution(node: fx.Node) -> bool:
-    if node.target not in (*CONVOLUTIONS, CONVOLUTION_RELU) or is_transposed(node):
+    if node.target not in _CONVOLUTIONS or any(_arguments(node, "transposed")):
         return False
-    image, weight, _, _, padding, groups = _parts(node)
+    image, weight, padding, groups = _arguments(node, "input", "weight", "padding", "groups")
     shapes = _shape(image), _shape(weight)
     if len(shapes[0]) != 4 or shapes[0][0] > _MAX_IMAGES:
         return False
-    return all(shape[2:] == (1, 1) for shape in shapes) and groups == 1 and not any(padding)
+    padded = any(padding) if isinstance(padding, list | tuple) else padding
+    return all(shape[2:] == (1, 1) for shape in shapes) and groups == 1 and not padded
 
 
-def _parts(node: fx.Node) -> tuple[Any, ...]:
-    """(image, weight, bias, z, padding, groups)."""
-    if node.target is CONVOLUTION_RELU:
-        image, weight, bias, z, _, padding, _, groups = node.args
-        return image, weight, bias, z, padding, groups
-    image, weight, bias, _, padding, _, groups = convolution_arguments(node)
-    return image, weight, bias, None, padding, groups
+def _arguments(node: fx.Node, *names: str) -> tuple[Any, ...]:
+    """The named arguments of an ATen operation, given by position or by name, or their default values; () for a name
+    that the operation does not have.
+    """
+    assert isinstance(node.target, torch._ops.OpOverload)
+    values = dict(node.kwargs)
+    for position, argument in enumerate(node.target._schema.arguments):
+        given = position < len(node.args)
+        values.setdefault(argument.name, node.args[position] if given else argument.default_value)
+    return tuple(values[name] for name in names if name in values)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
     """Shape of the node's traced value; () if it is not a tensor."""
-    tensor = traced(node)
-    return () if tensor is None else tuple(tensor.shape)
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _replace_convolution(node: fx.Node) -> None:
-    image, weight, bias, z, *_ = _parts(node)
+    image, weight, bias = _arguments(node, "input", "weight", "bias")
     images, outputs = _shape(image)[0], _shape(weight)[0]
     graph = node.graph
     with graph.inserting_before(node):
         total = _sums(graph, image, weight, bias, (images, outputs))
         total = graph.call_function(aten.reshape.default, (total, [images, outputs, 1, 1]))
-        if z is not None:
-            total = graph.call_function(aten.add.Tensor, (total, z))
-        if node.target is CONVOLUTION_RELU:
-            total = graph.call_function(aten.relu.default, (total,))
     _replace(total, node)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,15 +108,11 @@ def cut_graph(
     *,
     costs: NodeCost | None = None,
     limit_s: float = float("inf"),
-    joined: Collection[str] = (),
 ) -> list[GraphStage]:
-    """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut_module`.
-
-    joined: names of operations that belong to the layer of the one before them.
-    """
+    """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut_module`."""
     if stages < 1:
         raise ValueError(f"stages = {stages}: must be at least 1")
-    layers = _layers(graph_module, costs or _estimate(graph_module), joined)
+    layers = _layers(graph_module, costs or _estimate(graph_module))
     if not layers:
         return [_stage(graph_module, [], _inputs(graph_module), _results(graph_module))]
     slack = SLACK if costs is None else _KNOWN_SLACK
@@ -140,7 +136,7 @@ def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
     return [result for result in results if isinstance(result, fx.Node)]
 
 
-def _layers(graph_module: fx.GraphModule, costs: NodeCost, joined_names: Collection[str]) -> list[_Layer]:
+def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
     """Group the operations into layers, so that all values that cross a cut are tensors (not tuples of them).
 
     A layer is one operation and the views, selections and in-place writes that directly follow it. A view of the result
@@ -157,7 +153,7 @@ def _layers(graph_module: fx.GraphModule, costs: NodeCost, joined_names: Collect
     layers: list[_Layer] = []
     for index, node in enumerate(operations):
         live = [carried for carried in live if last_use[carried] >= index]
-        joined = is_selection(node) or is_view(node) or is_write(node) or node.name in joined_names
+        joined = is_selection(node) or is_view(node) or is_write(node)
         if layers and (joined or not all(tensor_of(carried) is not None for carried in live)):
             layers[-1].nodes.append(node)
             layers[-1].cost_s += costs(node)

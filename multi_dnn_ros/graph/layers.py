@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation with the views of its result and the operations fused into it.
+    """One operation with the views of its result.
 
     nodes: their names in the graph; the first is the layer's name. module: qualified name of its module.
     """
@@ -62,20 +62,17 @@ class Layer:
         return self.nodes[0]
 
 
-def layers_of(
-    graph_module: fx.GraphModule, fused: Collection[str] = (), dtype: torch.dtype = torch.float32
-) -> list[Layer]:
+def layers_of(graph_module: fx.GraphModule, dtype: torch.dtype = torch.float32) -> list[Layer]:
     """The layers of a graph of :func:`multi_dnn_ros.graph.trace.trace` in float32, in order.
 
-    fused: operations that run together with the one before them, and count no work. dtype: that of weights and
-    activations at run time, for the bytes.
+    dtype: that of weights and activations at run time, for the bytes.
     """
-    (stage,) = cut_graph(graph_module, 1, costs=lambda node: 1.0, joined=fused)
+    (stage,) = cut_graph(graph_module, 1, costs=lambda node: 1.0)
     nodes = {node.name: node for node in graph_module.graph.nodes}
     describe = counter(graph_module)
     ratio = dtype.itemsize / torch.float32.itemsize
     return [
-        _layer([nodes[name] for name in names], [describe(nodes[name]) for name in names if name not in fused], ratio)
+        _layer([nodes[name] for name in names], [describe(nodes[name]) for name in names], ratio)
         for names in stage.layers
     ]
 

@@ -11,6 +11,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
+from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
 from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.extensions import ExtensionError
@@ -60,16 +61,12 @@ def backend_name(
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision. backend_from: where `name` comes
-    from, for messages, such as an option of a command; empty: that parameter.
+    every precision. backend_from: where `name` comes from, for messages, such as an option of a command; empty: that
+    parameter.
     """
     backend_from = backend_from or f"parameter dnn.{dnn}.backend"
     if name == "auto":
-        automatic = AUTOMATIC[device.type]
-        return next(
-            (each for each in automatic if precision in _spec(each, backend_from).precisions[device.type]),
-            automatic[-1],
-        )
+        return _automatic(device, precision, compiles=not missing_compiler(device))
     if device.type not in _spec(name, backend_from).precisions:
         others = (spec.name for spec in BACKENDS.usable() if device.type in spec.precisions)
         raise ConfigError(f"{backend_from} is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}")
@@ -80,6 +77,13 @@ def takes_onnx(settings: DnnConfig, device: torch.device, dnn: str = "<dnn>") ->
     """Whether a DNN runs as an ONNX graph with these parameters, instead of as PyTorch modules. Raises ConfigError."""
     name = backend_name(settings.backend, device, dnn, settings.precision)
     return device.type in _spec(name, f"parameter dnn.{dnn}.backend").takes_onnx
+
+
+def _automatic(device: torch.device, precision: str, *, compiles: bool) -> str:
+    """What `auto` means. compiles: whether it may be a backend that compiles."""
+    specs = [BACKENDS.get(name) for name in AUTOMATIC[device.type]]
+    allowed = (each.name for each in specs if precision in each.precisions[device.type] and compiles >= each.compiles)
+    return next(allowed, specs[-1].name)
 
 
 def _spec(name: str, backend_from: str) -> BackendSpec:
@@ -172,7 +176,7 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     """
     served_by = backend_name(settings.backend, device, name, settings.precision)
     compiles = BACKENDS.get(served_by).compiles
-    timed_by = backend_name("auto", device, name, settings.precision) if compiles else served_by
+    timed_by = _automatic(device, settings.precision, compiles=False) if compiles else served_by
     precision = "auto" if settings.precision == "int8" else settings.precision
     make_backend = partial(
         choose_backend, timed_by, device, precision, dnn=f"{name}, while it is timed,",

@@ -51,6 +51,5 @@ def _key(dnn: str, traced: Traced, target: Target) -> Key:
         "sms": str(target.sms),
         "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
         "inputs": ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in traced.inputs),
-        "fused": ", ".join(sorted(traced.fused)),
     }
     return Key(network_checksum(traced.graph_module), setup, hardware_facts(target.device), dnn)

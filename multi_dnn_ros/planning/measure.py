@@ -12,8 +12,6 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.fused_activations import fused_operations
-from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.graph.cut import GraphStage, NodeCost, cut_graph
 from multi_dnn_ros.graph.layers import Layer, layers_of
 from multi_dnn_ros.graph.trace import trace
@@ -28,18 +26,14 @@ _COUNT, _RUNS = 16, 25
 
 @dataclass(frozen=True)
 class Traced:
-    """A network in float32 with its batch norms folded. inputs: examples, on the CPU.
-
-    fused: names of operations that the target computes together with the one before them.
-    """
+    """A network in float32 with its batch norms folded. inputs: examples, on the CPU."""
 
     graph_module: fx.GraphModule
     inputs: tuple[torch.Tensor, ...]
-    fused: frozenset[str] = frozenset()
 
     def layers(self, dtype: torch.dtype = torch.float32) -> list[Layer]:
         """Its layers. dtype: in which they compute."""
-        return layers_of(self.graph_module, self.fused, dtype)
+        return layers_of(self.graph_module, dtype)
 
 
 def trace_for(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> Traced:
@@ -47,9 +41,7 @@ def trace_for(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Targe
 
     A backend that has prepared the network may have moved some of its weights to another device.
     """
-    graph_module = trace(copy.deepcopy(module).to("cpu"), inputs, fold_batch_norm=True)
-    fuses = target.device.type in BACKENDS.get(target.backend).fuses
-    return Traced(graph_module, inputs, fused_operations(graph_module) if fuses else frozenset())
+    return Traced(trace(copy.deepcopy(module).to("cpu"), inputs, fold_batch_norm=True), inputs)
 
 
 @dataclass(frozen=True)
@@ -89,8 +81,8 @@ class LayerChain:
 
     def __init__(self, traced: Traced, target: Target) -> None:
         graph = traced.graph_module
-        (whole,) = cut_graph(graph, 1, costs=lambda node: 1.0, joined=traced.fused)
-        layers = cut_graph(graph, max(1, len(whole.layers)), costs=lambda node: 1.0, joined=traced.fused)
+        (whole,) = cut_graph(graph, 1, costs=lambda node: 1.0)
+        layers = cut_graph(graph, max(1, len(whole.layers)), costs=lambda node: 1.0)
         self._chain = Chain(layers, traced.inputs, target)
         self._cost_ms = _stage_cost_ms(target)
 
