@@ -250,9 +250,7 @@ class Captured:
 
 
 def _make(request: BackendRequest) -> Backend:
-    return CudaGraph(
-        request.tolerance, dnn=request.dnn, single_launch=request.single_launch, branches=request.branches
-    )
+    return CudaGraph(request.tolerance, dnn=request.dnn, single_launch=request.single_launch, branches=request.branches)
 
 
 SPEC = BackendSpec(

@@ -144,9 +144,9 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: cuda_graph on a GPU, and on a CPU onnxruntime. inductor compiles the jobs "
-        "with TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
-        "~/.cache/multi_dnn_ros/inductor.",
+        description="How the jobs run. auto: onnxruntime on a CPU; on a GPU inductor if Triton and a C compiler are "
+        "installed, otherwise cuda_graph. inductor compiles the jobs with TorchInductor and captures them on a GPU. "
+        "The first compilation of a DNN takes 10 s to minutes; it is cached in ~/.cache/multi_dnn_ros/inductor.",
     )
     precision: PrecisionName = Field(
         "auto",

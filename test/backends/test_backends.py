@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import trace
-from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
 
 CPU = torch.device("cpu")
 
@@ -34,9 +34,13 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         return inputs
 
 
-def test_auto_is_onnxruntime_on_a_cpu_and_cuda_graph_on_a_gpu() -> None:
+@pytest.mark.parametrize(
+    ("missing", "on_gpu"), [("", "inductor"), ("needs Triton", "cuda_graph")]
+)
+def test_auto_is_what_serves_fastest_there(missing: str, on_gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.pipeline.choices.missing_compiler", lambda device: missing)
     assert type(choose_backend("auto", CPU)) is OnnxRuntime
-    assert type(choose_backend("auto", torch.device("cuda:0"))) is CudnnBenchmark
+    assert backend_name("auto", torch.device("cuda:0")) == on_gpu
     assert type(choose_backend("eager", CPU)) is Eager
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):
         choose_backend("cuda_graph", CPU)

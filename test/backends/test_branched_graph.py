@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branched_graph import BranchedGraph, branched, only_graph
-from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.precision import cast_stage
 from multi_dnn_ros.graph.branches import SerialGraphError, device_operations
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
@@ -157,12 +156,10 @@ def blocks() -> GraphStage:
 
 
 @pytest.mark.parametrize("streams", [2, 4, 8])
-@pytest.mark.parametrize("kind", ["plain", "fused", "bf16"])
+@pytest.mark.parametrize("kind", ["plain", "bf16"])
 def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
     stage: nn.Module = blocks()
-    if kind == "fused":
-        stage = fuse(stage)
-    elif kind == "bf16":
+    if kind == "bf16":
         stage = cast_stage(stage, torch.bfloat16)
     parallel = branched(stage, streams, lambda count: FakeStreams())
     assert parallel is not None

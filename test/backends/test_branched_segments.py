@@ -14,7 +14,6 @@ from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branched_graph import streams_used
 from multi_dnn_ros.backends.branched_segments import SegmentCompiler, SegmentedStage, segmented
-from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.precision import cast_stage
 from multi_dnn_ros.graph.branches import SerialGraphError
 
@@ -53,13 +52,11 @@ class Compiler:
 
 
 @pytest.mark.parametrize("streams", [2, 4])
-@pytest.mark.parametrize("kind", ["blocks", "wide", "fused", "bf16"])
+@pytest.mark.parametrize("kind", ["blocks", "wide", "bf16"])
 def test_compiled_segments_compute_the_same_as_the_stage(kind: str, streams: int):
     stage: nn.Module = blocks()
     if kind == "wide":
         stage = stage_of(Wide())
-    elif kind == "fused":
-        stage = fuse(stage)
     elif kind == "bf16":
         stage = cast_stage(stage, torch.bfloat16, channels_last=True)
     compiler = Compiler()

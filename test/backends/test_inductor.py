@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config
-import torchvision
 from test_branched_graph import FakeStreams
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
@@ -23,8 +21,6 @@ from multi_dnn_ros.backends.branched_segments import SegmentCompiler, segmented
 from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
-from multi_dnn_ros.backends.fused_activations import FusedActivations
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.graph.cut import cut_module
@@ -69,7 +65,6 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 
 @needs_compiler
-@pytest.mark.long  # one DNN in one thread in test_a_fused_activation_stays_one_call_when_compiled
 def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixture) -> None:
     lines: list[str] = []
     modules = [network(seed) for seed in range(2)]
@@ -159,30 +154,6 @@ def test_compiled_segments_on_several_streams_compute_the_same(caplog: pytest.Lo
         for _ in range(2):
             check_agreement(segments.parallel(inputs), (module(*inputs),), 1e-4)
     assert streams_used(segments.parallel) == 2
-
-
-@needs_compiler
-def test_a_fused_activation_stays_one_call_when_compiled(caplog: pytest.LogCaptureFixture) -> None:
-    class Calls(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            called.append(func)
-            return func(*args, **kwargs or {})
-
-    called: list[object] = []
-    torch.manual_seed(0)
-    block = torchvision.models.resnet.BasicBlock(3, 3).eval()
-    stages = FusedActivations(Inductor("lane"), dnn="lane").prepare(
-        cut_module(block, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, CPU
-    )
-    assert not warnings_in(caplog)
-    assert not isinstance(stages[0], torch.nn.Module)
-    inputs = (torch.randn(1, 3, 8, 8),)
-    with torch.inference_mode(), Calls():
-        results = stages[0](inputs)
-    assert called.count(CONVOLUTION_RELU) == 2
-    with torch.no_grad():
-        check_agreement(stages[0](inputs), results, 0.0)
-        check_agreement(results, (block(*inputs),), 1e-4)
 
 
 def test_without_a_compiler_stages_run_eager_with_one_warning(
@@ -294,8 +265,7 @@ def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.Monk
     in_fp16 = choose_backend("inductor", GPU, "fp16")
     assert type(in_fp16) is CudnnBenchmark
     assert type(in_fp16.backend) is InPrecision
-    assert type(in_fp16.backend.backend) is FusedActivations
-    assert type(in_fp16.backend.backend.backend) is CudaGraph
+    assert type(in_fp16.backend.backend) is CudaGraph
     assert backend_name("inductor", CPU) == "inductor"
     with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
         choose_backend("eager", GPU, "tf32", dnn="lane")

@@ -37,7 +37,7 @@ from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu,
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.onnx_export import export
-from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend
+from multi_dnn_ros.pipeline.choices import automatic_providers, choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -260,12 +260,11 @@ def test_without_a_provider_a_gpu_runs_pytorch(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_on_a_gpu_sessions_are_captured_and_not_the_default() -> None:
+def test_on_a_gpu_sessions_are_captured() -> None:
     backend = choose_backend("onnxruntime", GPU)
     assert isinstance(backend, CudnnBenchmark)
     assert isinstance(backend.backend, CudaGraph)
     assert isinstance(backend.backend._kernels, OnnxRuntimeOnGpu)
-    assert backend_name("auto", GPU) == "cuda_graph"
 
 
 def test_compiled_networks_are_found_again_but_not_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

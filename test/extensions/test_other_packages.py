@@ -80,10 +80,8 @@ def run_forked(server: ForkServer, code: str, *folders: Path) -> str:
     begin = f"""
 import sys
 sys.path[:0] = {list(map(str, folders))}
-from multi_dnn_ros.backends import fused_convolution
 for name in [name for name in sys.modules if name.partition(".")[0] == "multi_dnn_ros"]:
     del sys.modules[name]  # its parameters list the extensions that were installed when it was imported
-sys.modules[fused_convolution.__name__] = fused_convolution  # PyTorch accepts no second definition of its operation
 """
     done = server.run([sys.executable, "-c", begin + code], timeout=120)
     assert done.returncode == 0, done.stderr

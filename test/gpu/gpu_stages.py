@@ -20,7 +20,6 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import allowed_precisions
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
@@ -138,12 +137,6 @@ class Recorder(Eager):
     ) -> tuple[Stage, ...]:
         self.given = list(stages)
         return super().prepare(stages, inputs, device, shared)
-
-
-def fusions(stage: nn.Module) -> int:
-    """Operations of a stage that are a convolution and its ReLU."""
-    graphs = [part for part in stage.modules() if isinstance(part, torch.fx.GraphModule)]
-    return sum(node.target is CONVOLUTION_RELU for each in graphs for node in each.graph.nodes)
 
 
 def through(stages: tuple, inputs: Tensors) -> Tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import pytest
 import torch
@@ -39,15 +38,6 @@ def test_work_is_computed_from_shapes() -> None:
     assert first.work.intensity == pytest.approx(2 * first.work.macs / first.work.moved)
     half = traced().layers(torch.float16)[0].work
     assert (half.flops, half.moved) == (first.work.flops, first.work.moved // 2)
-
-
-def test_fused_operations_belong_to_the_layer_before_them() -> None:
-    """On a GPU a ReLU after a convolution has no kernel of its own."""
-    gpu = replace(target(), device=torch.device("cuda", 0))
-    (fused, *_), (alone, *_) = (traced(None, replace(gpu, backend=name)).layers() for name in ("cuda_graph", "eager"))
-    assert [name.partition("_")[0] for name in fused.nodes] == ["conv2d", "relu"]
-    assert len(alone.nodes) == 1
-    assert fused.work == alone.work
 
 
 def test_costs_of_layers_cut_the_network() -> None:

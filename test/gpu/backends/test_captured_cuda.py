@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_gpu, through
+from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, on_gpu, through
 
-from multi_dnn_ros.backends import Backend, Shared, Tensors, green_contexts
+from multi_dnn_ros.backends import Shared, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_on
 from multi_dnn_ros.backends.captured_network import CapturedNetwork
@@ -288,36 +287,3 @@ def test_a_graph_captured_on_a_share_runs_on_that_share():
     whole, share = fastest_ms(0), fastest_ms(8)
     count = torch.cuda.get_device_properties(GPU).multi_processor_count
     assert share > whole * count / 8 / 3  # a third of what the SMs alone would make
-
-
-@partitioned
-def test_tiles_are_selected_on_the_share_that_the_dnn_runs_on(monkeypatch: pytest.MonkeyPatch):
-    """Also after a DNN of the same shapes on the whole GPU: `tiles` is called for both numbers of SMs."""
-    needs_compiler("Triton")
-    from multi_dnn_ros.backends import triton_convolution
-
-    asked: list[int] = []
-    tiles = triton_convolution.tiles
-
-    def watched(image: torch.Size, weight: torch.Size, result: torch.Size, processors: int) -> Sequence[object]:
-        asked.append(processors)
-        return tiles(image, weight, result, processors)
-
-    monkeypatch.setattr(triton_convolution, "_chosen", {})
-    monkeypatch.setattr(triton_convolution, "tiles", watched)
-    layers = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU()).eval()
-    example = (torch.zeros(1, 64, 28, 28),)
-    count = torch.cuda.get_device_properties(GPU).multi_processor_count
-    for sms in (0, 16, 0):
-        backend = choose_backend("cuda_graph", GPU, "fp16", dnn="a")
-        green_contexts.with_own_cudnn_plans(
-            sms, partial(_prepared_on, sms, backend, cut_module(layers, example, 1), example)
-        )
-    assert asked == [count, 16]
-    keys = {key[-1]: tile for key, tile in triton_convolution._chosen.items()}
-    assert keys.keys() == {count, 16}
-
-
-def _prepared_on(sms: int, backend: Backend, stages: Sequence[torch.nn.Module], example: Tensors) -> None:
-    with green_contexts.computing_on(GPU, sms):
-        backend.prepare(stages, example, GPU)
