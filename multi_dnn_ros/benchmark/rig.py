@@ -129,7 +129,7 @@ class Rig:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._images = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_images_")))
         parameters = self.folder / "parameters.yaml"
-        write_text(parameters, yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(self.config)}}))
+        write_text(parameters, yaml.safe_dump({"/**": {"ros__parameters": parameters_of(self.config)}}))
         domain = self._stack.enter_context(reserved_domain())
         self._environment = loopback_environment(domain)
         os.environ.update(self._environment)
@@ -167,7 +167,7 @@ class Rig:
 
     def start_camera(self, name: str, rate_hz: float | None = None) -> None:
         """Start or restart the process of a camera; a running one is stopped first."""
-        self.stop_camera(name)
+        self.stop_cameras(name)
         plan = self.plans[name]
         self._started += 1
         options = {"camera": name, "encoding": plan.encoding, "rate": f"{rate_hz or plan.rate_hz:g}"}
@@ -186,16 +186,14 @@ class Rig:
         if not self.until(lambda: not silent(), 60.0):
             raise CommandError(f"no results of {', '.join(silent())} after 60 s; see {self.folder}")
 
-    def stop_camera(self, name: str) -> None:
-        """Stop the process of a camera, if it is running."""
-        if name in self.cameras:
-            self.cameras.pop(name).stop()
-
-    def kill_camera(self, name: str) -> None:
-        """Kill the process of a camera with SIGKILL."""
-        child = self.cameras.pop(name)
-        child.send(signal.SIGKILL)
-        child.stop()
+    def stop_cameras(self, *names: str, kill: bool = False) -> None:
+        """Stop the processes of these cameras, by default of all that are running. kill: with SIGKILL."""
+        for name in names or list(self.cameras):
+            if name in self.cameras:
+                child = self.cameras.pop(name)
+                if kill:
+                    child.send(signal.SIGKILL)
+                child.stop()
 
     def spin(self, seconds: float) -> None:
         """Observe for `seconds`."""
@@ -320,32 +318,26 @@ def reported_results(text: str) -> dict[str, tuple[str, ResultKind]]:
     return found
 
 
-def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:
-    """Parameters as in a parameter file, without empty lists and mappings, which are defaults anyway: YAML parameter
-    files cannot contain empty lists, and rcl prefixes the names that follow an empty mapping with the mapping's name.
+def parameters_of(config: NodeConfig) -> dict[str, Any]:
+    """Parameters as in a parameter file, without defaults: YAML parameter files cannot contain empty lists, and rcl
+    prefixes the names that follow an empty mapping with the mapping's name.
     """
-    values = config.model_dump()
-    cameras, dnns = values.pop("cameras"), values.pop("dnns")
+    values = config.model_dump(exclude_defaults=True)
+    cameras, dnns = values.pop("cameras", {}), values.pop("dnns", {})
     for dnn in dnns.values():
-        outputs = dnn.pop("outputs")
-        dnn |= {"outputs": list(outputs), "output": outputs}
-    values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
-    parameters: Mapping[str, Any] = _without_empty(values)
-    return parameters
-
-
-def _without_empty(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_empty(item) for key, item in value.items() if item not in ([], {})}
-    return value
+        if outputs := dnn.pop("outputs", {}):
+            dnn |= {"outputs": list(outputs), "output": outputs}
+    nested = {"camera": cameras, "dnn": dnns}
+    values |= {kind: filled for kind, of in nested.items() if (filled := {name: it for name, it in of.items() if it})}
+    return {**values, "cameras": list(config.cameras), "dnns": list(config.dnns)}
 
 
 def time_bar(seconds: float, what: str) -> tqdm[Any]:
-    """A bar of `seconds`, on stderr if that is a terminal; see :func:`advance`."""
+    """A bar of `seconds`, on stderr if that is a terminal."""
     text = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
     return tqdm(total=seconds, desc=what, bar_format=text, disable=None)
 
 
-def advance(bar: tqdm[Any], seconds: float) -> None:
-    """Move a time bar by some seconds, up to its end: tqdm would forget the total."""
-    bar.update(max(0.0, min(seconds, (bar.total or 0.0) - bar.n)))
+def move_to(bar: tqdm[Any], seconds: float) -> None:
+    """Move a time bar, at most to its end: tqdm would forget the total."""
+    bar.update(min(seconds, bar.total or 0.0) - bar.n)

@@ -77,10 +77,7 @@ def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
     model = write_onnx("yolo", tmp_path / "yolo.onnx")
     commands = {
         "no.onnx": ["inspect", "no.onnx"],
-        "no.safetensors": ["decompose", "no.safetensors", "--output", "out.safetensors"],
-        "builtin:nothing": ["inspect", "builtin:nothing"],
         "no.mcap": ["replay", "no.mcap", "out"],
-        "no_a.yaml": ["replay", "no.mcap", "out", "--params-file", "no_a.yaml"],
         "no_b.yaml": ["build", "no_b.yaml"],
         "no_c.yaml": ["run", "--params-file", "no_c.yaml"],
         "no_data": ["evaluate", model, "--labels", "red", "green", "blue", "--data", "coco:no_data"],

@@ -78,7 +78,7 @@ def test_the_node_asks_no_name_server(tmp_path: Path) -> None:
     log = tmp_path / "network.log"
     done = multi_dnn(
         "run",
-        prefix=(*_UNSHARE, "--net", sys.executable, _NETWORK, log, "timeout", "-s", "INT", "25", *_UNKNOWN_USER),
+        prefix=(*_UNSHARE, "--net", sys.executable, _NETWORK, log, "timeout", "-s", "INT", "15", *_UNKNOWN_USER),
         environment={**_NO_NAMES, **dict.fromkeys(_REPORTS_OFF), "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )
     assert "active" in done.stderr, done.stderr

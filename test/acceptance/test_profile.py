@@ -75,7 +75,6 @@ def test_from_layer_times_under_load_to_whether_a_dnn_fits(tmp_path: Path) -> No
     predictor = ("--predictor", learnt / "predictor.json")
 
     cut = ("layers", models[1], *CPU, "--repeats", "2", "--cut", "predicted", *predictor)
-    assert "does not cover" not in succeed(*cut)
     assert "the predictor does not cover it: it was trained on " in succeed(*cut, "--threads", "3")
 
     (tmp_path / "robot.yaml").write_text(

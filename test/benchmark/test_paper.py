@@ -14,10 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.backends import Stage
 from multi_dnn_ros.benchmark.paper.dnns import Work, check_partition, make_loop, make_network
-from multi_dnn_ros.benchmark.paper.engine_loop import dnn_state, engine_loop, make_task
-from multi_dnn_ros.benchmark.paper.loops import Loop, Tally, Window
+from multi_dnn_ros.benchmark.paper.loops import Tally, Window
 from multi_dnn_ros.benchmark.paper.measure import ProcessGroup, ProcessGroupError, summarize
 from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, FIGURES, SETS, Network, choose_conditions
 from multi_dnn_ros.cli.main import main
@@ -139,36 +137,6 @@ def test_ratios_are_taken_within_a_block() -> None:
     found = summarize({"ours": conditions["ours"]})
     assert found["ours"]["of_baseline"] is None
     assert found["ours"]["mean_ms"] == 7.5
-
-
-class _Adds(torch.nn.Module):
-    """A stage that adds one, or fails."""
-
-    def __init__(self, fails: bool = False) -> None:
-        super().__init__()
-        self.fails = fails
-
-    def forward(self, carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        if self.fails:
-            raise RuntimeError("no such kernel")
-        return (carried[0] + 1,)
-
-
-def through_engine(chains: list[tuple[Stage, ...]], inputs: list[Any]) -> Loop:
-    tasks = [
-        make_task(f"dnn{number}", [f"camera{number}"], {1: chain}, tensors, dnn_state(CPU))
-        for number, (chain, tensors) in enumerate(zip(chains, inputs, strict=True))
-    ]
-    return engine_loop(tasks, CPU)
-
-
-def test_threads_run_all_jobs_of_all_dnns() -> None:
-    inputs = [(torch.zeros(1),), (torch.zeros(1),)]
-    for tally in through_engine([(_Adds(),) * 3, (_Adds(),)], inputs)(Window.ahead(0.02, 0.05)):
-        assert tally.latencies_ns
-    assert float(inputs[0][0]) == 0.0
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        through_engine([(_Adds(),), (_Adds(), _Adds(fails=True))], inputs)(Window.ahead(0.0, 0.1))
 
 
 @pytest.mark.parametrize("name", ["ori_mp", "ours_dcomp", "ours_batched_dcomp"])

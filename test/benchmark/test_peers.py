@@ -37,6 +37,7 @@ def test_a_peer_returns_a_mask_or_the_best_boxes() -> None:
     assert bool((scores[:, :-1] >= scores[:, 1:]).all())
 
 
+@pytest.mark.long  # it starts seven processes with PyTorch, and a node
 @pytest.mark.timeout(600)
 def test_plain_processes_and_this_package_serve_the_same_cameras(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from multi_dnn_ros.benchmark.observation import ProcessTree
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, flat_parameters
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, parameters_of
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
@@ -71,5 +71,5 @@ def test_the_parameter_file_of_a_run_is_its_configuration(tmp_path: Path) -> Non
     dnns = {**config.dnns, "object": config.dnns["object"].model_copy(update={"outputs": outputs})}
     changed = config.model_copy(update={"dnns": dnns})
     path = tmp_path / "parameters.yaml"
-    path.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(changed)}}))
+    path.write_text(yaml.safe_dump({"/**": {"ros__parameters": parameters_of(changed)}}))
     assert read_params_file(path) == changed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
 from multi_dnn_ros.benchmark.soak import actions as planned
 from multi_dnn_ros.benchmark.soak.actions import changes_of
-from multi_dnn_ros.benchmark.soak.run import growth, inexact, verdict
+from multi_dnn_ros.benchmark.soak.run import growth, inexact
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -124,11 +123,3 @@ def receipts(*latencies: tuple[float, float]) -> Receipts:
     for at_s, latency_ms in latencies:
         found.add(at_s, latency_ms)
     return found
-
-
-def test_a_verdict_without_a_figure_fails_and_is_null_in_json() -> None:
-    found = verdict("end", math.nan, 3.0)
-    assert found["value"] is None
-    assert not found["passed"]
-    assert verdict("end", 3.0, 3.0)["passed"]
-    assert not verdict("end", 3.1, 3.0)["passed"]

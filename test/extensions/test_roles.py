@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.roles import PRESETS
-from multi_dnn_ros.settings.schema import DnnConfig
 
 
 @pytest.mark.parametrize("role", PRESETS)
@@ -29,8 +27,3 @@ def test_any_label_is_a_role_of_a_dnn_that_says_what_it_is() -> None:
 def test_an_invalid_label_is_refused(role: str) -> None:
     with pytest.raises(ParameterError, match=r"dnn.mine.role is .*; allowed: lower-case .*: lane, object, pedestrian"):
         to_config({"dnns": ["mine"], "dnn.mine.role": role, "dnn.mine.model": "builtin:object"})
-
-
-def test_a_role_with_results_of_another_kind_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"dnn.x.role is 'lane', but builtin:object is decoded as 'yolo'"):
-        check_dnn("x", DnnConfig(role="lane", model="builtin:object"))

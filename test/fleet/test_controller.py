@@ -12,7 +12,7 @@ import pytest
 from fake_units import FakePool, lost, raised
 
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.fleet.controller import Fleet
+from multi_dnn_ros.fleet.controller import Fleet, train_under_each
 from multi_dnn_ros.fleet.jobs_file import JobsFile
 from multi_dnn_ros.fleet.policy import Policy
 
@@ -89,20 +89,10 @@ def test_a_job_that_is_alone_gets_both_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("policy", "units"), [("even", {0, 1}), ("one_unit", {0})])
 def test_the_jobs_of_the_baselines_train_at_the_same_time(policy: Policy, units: set[int], tmp_path: Path) -> None:
     pool = FakePool(2)
-    fleet = fleet_of(jobs_file(150, 150, 150), pool, tmp_path, policy=policy)
+    fleet = fleet_of(jobs_file(60, 60, 60), pool, tmp_path, policy=policy)
     assert run(fleet) is True
     assert pool.together() & {("a", "b"), ("a", "c")}
     assert {unit for name, unit, _, _ in pool.calls if name == "a"} == units
-
-
-def test_a_job_added_later_begins_later(tmp_path: Path) -> None:
-    file = jobs_file(60, 20)
-    late = file.jobs[1].model_copy(update={"start_after_s": 0.8})
-    pool = FakePool(1)
-    fleet = fleet_of(file.model_copy(update={"jobs": (file.jobs[0], late)}), pool, tmp_path)
-    assert run(fleet) is True
-    first = {name: min(begin for job, _, begin, _ in pool.calls if job == name) for name in "ab"}
-    assert first["b"] - first["a"] > 0.4
 
 
 def test_a_job_fails_when_its_processes_are_lost_without_progress_and_the_others_finish(tmp_path: Path) -> None:
@@ -180,3 +170,17 @@ def test_a_damaged_file_is_named(name: str, content: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name}: not ")):
         fleet_of(jobs_file(10), FakePool(1), tmp_path)
+
+
+def test_policies_are_compared_by_the_same_times_and_complete_ones_are_kept(tmp_path: Path) -> None:
+    file, fleets = jobs_file(30, 30), dict[Policy, Fleet]()
+    asyncio.run(train_under_each(file, FakePool(2), tmp_path, Lines(), fleets))  # type: ignore[arg-type]
+    assert list(fleets) == ["fair", "even", "one_unit"]
+    alone = {name: job.state.step_s[1] for name, job in fleets["fair"].jobs.items()}
+    for fleet in fleets.values():
+        for name, job in fleet.jobs.items():
+            assert job.state.slow_down == pytest.approx(job.state.elapsed_s / (30 * alone[name]))
+    again, unused = dict[Policy, Fleet](), FakePool(2)
+    asyncio.run(train_under_each(file, unused, tmp_path, Lines(), again))  # type: ignore[arg-type]
+    assert not unused.started
+    assert again["even"].seconds == fleets["even"].seconds

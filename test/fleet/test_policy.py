@@ -83,19 +83,6 @@ def test_whole_units_are_given_to_one_job_at_a_time_and_none_waits_beside_an_unu
         assert name in decision.training or not is_ready or set(units) & set(used)
 
 
-@given(fleets())
-def test_a_second_decision_about_the_same_state_changes_no_units(fleet: tuple[dict[str, JobView], int]) -> None:
-    """Otherwise jobs could move for ever."""
-    jobs, count = fleet
-    first = decide("fair", jobs, count)
-    # Where units have changed, processes are starting.
-    later = {
-        name: job if job.units == first.units[name] else replace(job, units=first.units[name], ready_s=job.change_s)
-        for name, job in jobs.items()
-    }
-    assert decide("fair", later, count).units == first.units
-
-
 @given(st.lists(st.tuples(seconds, seconds, seconds, st.sampled_from((0.5, 1.0, 3.0))), min_size=1, max_size=5))
 def test_on_one_unit_no_order_has_a_smaller_largest_slow_down(rows: list[tuple[float, float, float, float]]) -> None:
     jobs = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -94,27 +93,6 @@ def test_life_cycle_and_parameters_by_the_commands(ros: RosSystem, parameters: s
         assert ros.ros2("lifecycle", "get", "/multi_dnn")[1].startswith(state)
 
 
-def test_every_output_can_be_shown_by_the_commands(ros: RosSystem) -> None:
-    ros.launch("multi_dnn.launch.py")
-    ros.camera()
-    heard = ros.listen(OUT, Detection2DArray)
-    ros.until(lambda: heard, "detections")
-    for topic, kind in {
-        "/multi_dnn/front/lane/mask": "sensor_msgs/msg/Image",
-        "/multi_dnn/front/lane/points": "sensor_msgs/msg/PointCloud2",
-        "/multi_dnn/front/pedestrian/detections": "vision_msgs/msg/Detection2DArray",
-        "/multi_dnn/front/overlay": "sensor_msgs/msg/Image",
-        "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
-    }.items():
-        code, text = ros.ros2("topic", "echo", "--once", "--no-arr", topic, kind)
-        assert code == 0, f"{topic}: {text}"
-        assert "stamp:" in text
-    echo = ("topic", "echo", "--once", "--qos-durability", "transient_local", "--qos-reliability", "reliable")
-    code, text = ros.ros2(*echo, "/multi_dnn/object/label_info", "vision_msgs/msg/LabelInfo")
-    assert code == 0
-    assert "class_name: car" in text
-
-
 def test_the_launch_file_of_a_robot(ros: RosSystem, parameters: str) -> None:
     path = Path(parameters)
     path.write_text(path.read_text().replace("object", "lane"))
@@ -138,24 +116,6 @@ def images(path: Path, count: int, topic: str, bad: int | None = None) -> None:
             stamp_ns = 1_700_000_000 * 10**9 + number * 10**9 // 5
             image.header.stamp.sec, image.header.stamp.nanosec = divmod(stamp_ns, 10**9)
             writer.write(topic, stamp_ns, serialize_message(image))
-
-
-def test_a_repeated_recording_with_simulated_time(
-    ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path
-) -> None:
-    images(tmp_path / "drive", 20, "/front/image_raw")
-    node = ros.launch("multi_dnn.launch.py", f"params_file:={parameters}", "use_sim_time:=true")
-    heard = ros.listen(OUT, Detection2DArray)
-    ros.until(lambda: "]: active" in node.text(), "the active node")
-    ros.start("ros2", "bag", "play", str(tmp_path / "drive"), "--clock", "50", "--loop")
-
-    def rounds() -> int:
-        seconds = [message.header.stamp.sec for message in heard]
-        return sum(later < earlier for earlier, later in itertools.pairwise(seconds))
-
-    ros.until(lambda: rounds() >= 2, "the third round")
-    assert "the stamps of the images" not in node.text()
-    assert "/clock" not in node.text()
 
 
 def test_the_launch_of_a_replay_plays_every_frame_and_states_the_counts(

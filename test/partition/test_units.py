@@ -8,7 +8,6 @@ import torch
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.partition.units import parse_units
-from multi_dnn_ros.planning.batch_units import sharing_warnings
 
 
 def test_a_unit_name_contains_device_threads_and_provider() -> None:
@@ -32,14 +31,6 @@ def test_an_unknown_unit_is_refused_with_the_allowed_ones(text: str, capsys: pyt
     error = capsys.readouterr().err
     assert f"unit '{text.split(',')[-1]}' is not known" in error
     assert "cuda:<number>" in error
-
-
-def test_cpu_units_with_too_many_threads_are_warned_about() -> None:
-    (warning,) = sharing_warnings(parse_units("cpu:2,cuda:0,cpu:1"), 2)
-    assert "cpu:2 and cpu:1 together have 3 threads on 2 cores" in warning
-    assert len(sharing_warnings(parse_units("cpu,cpu:1"), 2)) == 1
-    assert sharing_warnings(parse_units("cpu:1,cpu:2,cuda:0"), 3) == []
-    assert sharing_warnings(parse_units("cpu:9"), 2) == []  # `run` refuses it
 
 
 @pytest.mark.parametrize(

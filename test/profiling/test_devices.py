@@ -18,7 +18,7 @@ from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.profiling import devices as module
 from multi_dnn_ros.profiling.copies import Link
-from multi_dnn_ros.profiling.devices import Device, count_measurements, find_devices, measure_devices
+from multi_dnn_ros.profiling.devices import count_measurements, find_devices, measure_devices
 
 
 @pytest.fixture
@@ -129,21 +129,3 @@ def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
     assert [(link.source, link.target) for link in found] == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")]
     assert [done for done, _, _ in shown] == list(range(count_measurements(gpus) + 1))
     assert {total for _, total, _ in shown} == {count_measurements(gpus)}
-
-
-def test_the_table_has_links_and_what_was_not_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gpu = Device("cuda:0", "a GPU", 2 << 30, 16, (), (), {"fp16": 1.5e14}, {"fp32": "not enough free memory"}, 4e12)
-    found = [Link("cuda:0", "cuda:1", False, None), Link("cuda:1", "cuda:0", True, 3.65e11)]
-    monkeypatch.setattr(module, "find_devices", lambda: [gpu])
-    monkeypatch.setattr(module, "measure_devices", lambda devices, progress: (devices, found))
-    monkeypatch.setattr("multi_dnn_ros.profiling.limits.busy_warning", lambda device: f"{device} is busy")
-    file = tmp_path / "devices.json"
-    assert main(["devices", "--json", str(file)]) == 0
-    output = capsys.readouterr().out
-    for text in ("fp32, not measured: not enough free memory", "warning: cuda:0 is busy", "a GPU", " 150 ", " 365 "):
-        assert text in output
-    content = json.loads(file.read_text())
-    assert content["links"][1]["bytes_per_s"] == 3.65e11
-    assert content["devices"][0]["sms"] == 16

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +16,8 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from tiny_exports import TinyYolo, export
 
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.models.errors import ModelError
@@ -121,34 +125,16 @@ def test_any_parameter_file(tmp_path_factory: pytest.TempPathFactory, data: byte
     assert not message or file.name in message
 
 
-def network() -> onnx.ModelProto:
-    """A small detector as exporters write it: convolution, shape chain, resize, pooling, head."""
-    constants = {
-        "w": np.ones((4, 3, 3, 3), np.float32), "one": np.array([1], np.int64), "minus": np.array([-1], np.int64),
-        "two": np.array(2, np.int64), "scales": np.array([1, 1, 2, 2], np.float32), "eight": np.array([8], np.int64),
-    }  # fmt: skip
-    nodes = [
-        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("Resize", ["p", "", "scales"], ["u"], mode="nearest"),
-        helper.make_node("Concat", ["u", "c"], ["a"], axis=1),
-        helper.make_node("Shape", ["a"], ["s"]),
-        helper.make_node("Gather", ["s", "two"], ["h"]),
-        helper.make_node("Concat", ["one", "eight", "minus"], ["shape"], axis=0),
-        helper.make_node("Reshape", ["a", "shape"], ["out"]),
-    ]
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 16, "w"])
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
-    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "g", [image], [out], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    helper.set_model_props(model, {"names": "{0: 'a', 1: 'b', 2: 'c', 3: 'd'}", "stride": "4", "task": "detect"})
-    return model
+@cache
+def network() -> bytes:
+    """A small detector as exporters write it."""
+    with TemporaryDirectory() as folder:
+        return export(TinyYolo(2), Path(folder) / "tiny.onnx").read_bytes()
 
 
 def rewire(model: onnx.ModelProto, rng: random.Random) -> None:
     """Cycles, values that nothing writes, other operators, nodes out of order."""
-    node = rng.choice(model.graph.node)
+    node = rng.choice([each for each in model.graph.node if each.input])
     names = [name for each in model.graph.node for name in (*each.input, *each.output)] + ["", "nowhere"]
     node.input[rng.randrange(len(node.input))] = rng.choice(names)
     if rng.random() < 0.5:
@@ -171,7 +157,7 @@ _OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas() if no
 @settings(_slow, max_examples=200)
 @given(
     st.one_of(
-        mutated([network().SerializeToString()]),
+        st.deferred(lambda: mutated([network()])),
         st.tuples(st.sampled_from([rewire, resize]), st.integers(0, 2**32)),
     )
 )
@@ -182,11 +168,11 @@ def test_any_onnx_file(
     if isinstance(change, bytes):
         file.write_bytes(change)
     else:
-        model = network()
+        model = onnx.ModelProto.FromString(network())
         change[0](model, random.Random(change[1]))
         file.write_bytes(model.SerializeToString())
     config = DnnConfig(
-        role="object", model=str(file), decoder="yolo", labels=list("abcd"), input_width=16, input_height=16
+        role="object", model=str(file), decoder="yolo", labels=["thing", "other"], input_width=96, input_height=64
     )
     for step in (check_dnn, load_dnn):
         message = message_of(ModelError, step, "x", config)

@@ -58,28 +58,22 @@ class ForkServer:
             return
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        imported = all(name.partition(":")[0] in sys.modules for name in modules)
-        with theirs:
-            if imported and len(os.listdir("/proc/self/task")) == 1:
-                self._fork(theirs)
-            else:
-                self._spawn(theirs, modules)
-
-    def _fork(self, theirs: socket.socket) -> None:
-        if not os.fork():
-            self._socket.close()
-            os.setsid()
-            serve(theirs.detach(), "")
-
-    def _spawn(self, theirs: socket.socket, modules: Sequence[str]) -> None:
+        if all(name.partition(":")[0] in sys.modules for name in modules) and len(os.listdir("/proc/self/task")) == 1:
+            if not os.fork():
+                self._socket.close()
+                os.setsid()
+                serve(theirs.detach(), "")
+            theirs.close()
+            return
         # One thread: the pools of libraries do not survive a fork.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         # The last argument is room for the arguments of the programs, which the forks write in the place of these.
         arguments = [str(theirs.fileno()), ",".join(modules), *sys.path, "-" * 4096]
-        self._process = subprocess.Popen(
-            [_PYTHON, "-u", "-c", _PROGRAM, *arguments], pass_fds=[theirs.fileno()], env=environment,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        with theirs:
+            self._process = subprocess.Popen(
+                [_PYTHON, "-u", "-c", _PROGRAM, *arguments], pass_fds=[theirs.fileno()], env=environment,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
 
     def popen(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """As subprocess.Popen, which starts whatever is not `python [-u] -c PROGRAM` or `python [-u] -m MODULE`."""
@@ -93,22 +87,11 @@ class ForkServer:
             words[2] = __name__
         return _Forked(self._start, words, **options)
 
-    def run(
-        self,
-        arguments: Sequence[str],
-        timeout: float,
-        *,
-        capture_output: bool = True,
-        text: bool = True,
-        check: bool = False,
-        **options: Any,
-    ) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run with captured text."""
-        assert capture_output
-        assert text
-        assert not check
-        pipe = subprocess.PIPE
-        with self.popen(arguments, stdout=pipe, stderr=pipe, text=True, **options) as process:
+    def run(self, arguments: Sequence[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run with captured text, which is all that our modules ask for."""
+        asked = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        options = {name: value for name, value in options.items() if name not in ("capture_output", "check")}
+        with self.popen(arguments, **{**options, **asked}) as process:
             try:
                 output, errors = process.communicate(timeout=timeout)
             except BaseException:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from multi_dnn_ros.benchmark.board.report import ros2_benchmark_metrics
 from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.observation import cpu_cores
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, advance, time_bar
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, move_to, time_bar
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Interrupts
@@ -26,6 +26,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 #: A rate is served if less than this share of the results is missing.
 DROP_LIMIT = 0.05
 NOT_RECEIVED = "not_received"
+_TOTALS = ("received", "offered", "published")
 #: Drops that parameters such as max_rate_hz ask for: these results do not count as missing.
 _REFUSED = tuple(reason.value for reason in DropReason if reason.effect is DropEffect.REFUSED)
 #: The node reports more often than by default, so that short trials are counted exactly.
@@ -80,7 +81,7 @@ def measure_board(
             def done(found: Trial, name: str = name, mix: Any = mix) -> None:
                 mix["trials"].append(found)
                 bar.set_description(name)
-                advance(bar, 60.0 * plan.minutes - (end_s - time.monotonic()) - bar.n)
+                move_to(bar, 60.0 * plan.minutes - (end_s - time.monotonic()))
                 served = "served" if found["passed"] else "not served"
                 say(f"{name}: {found['rate_hz']:.4g} Hz: {found['results_hz']:.1f} results/s, "
                     f"{found['drop_share']:.1%} missing in {found['frames']:.0f} frames: {served}")  # fmt: skip
@@ -153,8 +154,7 @@ def run_trial(rig: Rig, rate_hz: float, seconds: float) -> Trial:
     begin = _read(rig)
     rig.spin(seconds)
     trial = _figures(rig, rate_hz, begin, _read(rig))
-    for name in list(rig.cameras):
-        rig.stop_camera(name)
+    rig.stop_cameras()
     rig.settle(_SETTLE_LIMIT_S)
     return trial
 
@@ -164,16 +164,9 @@ def _received(rig: Rig) -> dict[str, int]:
     return {name: int(rig.value(f"camera {name}", "received") or 0) for name in rig.plans}
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """Counts of the node's report at `at_s` (system clock), which the rig read at `observed_s` (monotonic clock)."""
-
-    at_s: float
-    observed_s: float
-    received: int
-    offered: int
-    published: int
-    dropped: Counter[str]
+#: A report of the node: its time on the system clock, when it was read on the monotonic clock, and its counts:
+#: `received`, `offered`, `published`, and drops by reason, each over all streams.
+_Counts = tuple[float, float, Counter[str]]
 
 
 def _read(rig: Rig) -> _Counts:
@@ -181,31 +174,31 @@ def _read(rig: Rig) -> _Counts:
     seen = rig.reports
     if not rig.until(lambda: rig.reports > seen, _REPORT_LIMIT_S):
         raise CommandError(f"the node has sent no diagnostics for {_REPORT_LIMIT_S:g} s; see {rig.folder}")
-    streams = rig.accounts().values()
-    offered, published = (sum(stream[key] for stream in streams) for key in ("offered", "published"))
-    dropped = sum((Counter(stream["dropped"]) for stream in streams), Counter[str]())
-    return _Counts(rig.reported_s, time.monotonic(), sum(_received(rig).values()), offered, published, dropped)
+    counts = Counter(received=sum(_received(rig).values()))
+    for stream in rig.accounts().values():
+        counts.update(offered=stream["offered"], published=stream["published"], **stream["dropped"])
+    return rig.reported_s, time.monotonic(), counts
 
 
-def _missing(rig: Rig, begin: _Counts, end: _Counts, rate_hz: float) -> tuple[dict[str, int], float]:
-    """Missing results by reason, and their share of the results that the rate and the parameters ask for.
+def _missing(rig: Rig, counts: Counter[str], sent: float) -> tuple[dict[str, int], float]:
+    """Missing results by reason, and their share of the results that the rate and the parameters ask for. counts: of
+    the trial. sent: images of all cameras.
 
     Frames in progress are not missing. One image more or less at each end of the trial is not a loss.
     """
-    counts = end.dropped - begin.dropped
-    refused, offered = sum(counts.pop(reason, 0) for reason in _REFUSED), end.offered - begin.offered
+    drops = {reason: count for reason, count in sorted(counts.items()) if reason not in _TOTALS}
+    refused, offered = sum(drops.pop(reason, 0) for reason in _REFUSED), counts["offered"]
     # Results asked for per image. Of the images that the node did not receive, the same share would have been refused.
     wanted = len(rig.streams) / len(rig.plans) * (1.0 - refused / offered if offered else 1.0)
-    sent = rate_hz * (end.at_s - begin.at_s) * len(rig.plans)
-    lost = round((sent - (end.received - begin.received) - len(rig.plans)) * wanted)
-    dropped = {**dict(sorted(counts.items())), **({NOT_RECEIVED: lost} if lost > 0 else {})}
+    lost = round((sent - counts["received"] - len(rig.plans)) * wanted)
+    dropped = {**drops, **({NOT_RECEIVED: lost} if lost > 0 else {})}
     return dropped, sum(dropped.values()) / max(1.0, sent * wanted)
 
 
 def _figures(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
-    dropped, share = _missing(rig, begin, end, rate_hz)
-    seconds, span = end.at_s - begin.at_s, (begin.observed_s, end.observed_s)
-    frames, results = rate_hz * seconds, end.published - begin.published
+    seconds, span, counts = end[0] - begin[0], (begin[1], end[1]), end[2] - begin[2]
+    frames, results = rate_hz * seconds, counts["published"]
+    dropped, share = _missing(rig, counts, frames * len(rig.plans))
     streams = [received for stream in rig.receipts.values() if len((received := stream.between(*span))[0])]
     latencies = [latency for _, latencies_ms in streams for latency in latencies_ms.tolist()]
     slowest = min(streams, key=lambda received: len(received[0]), default=None)

@@ -88,7 +88,7 @@ class Actions:
                 if not response.success:
                     raise ActionFailed(f"refused: {response.message}")
             elif change.action == RESTART_CAMERA and value:
-                self._rig.kill_camera(target)
+                self._rig.stop_cameras(target, kill=True)
             elif change.action == RESTART_CAMERA:
                 self._rig.start_camera(target)
                 self._await_results(target)

@@ -14,7 +14,7 @@ import numpy as np
 from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
-from multi_dnn_ros.benchmark.rig import CameraPlan, ProcessEnded, Rig, advance, time_bar
+from multi_dnn_ros.benchmark.rig import CameraPlan, ProcessEnded, Rig, move_to, time_bar
 from multi_dnn_ros.benchmark.soak.actions import Actions, changes_of
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import counts_text, table
@@ -75,8 +75,7 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
         except ProcessEnded as error:  # what was measured until then is judged
             ended_early = str(error)
         measured_s = time.monotonic() - begin_s
-        for name in list(rig.cameras):
-            rig.stop_camera(name)
+        rig.stop_cameras()
         with suppress(CommandError):  # unfinished frames fail the accounts
             rig.settle()
         streams = {f"{dnn} on {camera}": counts for (dnn, camera), counts in rig.accounts().items()}
@@ -118,7 +117,7 @@ def _carry_out(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> No
 
         def wait_until(at_s: float) -> None:
             rig.spin(max(0.0, begin_s + min(at_s, plan.seconds) - time.monotonic()))
-            advance(bar, time.monotonic() - begin_s - bar.n)
+            move_to(bar, time.monotonic() - begin_s)
 
         while max(number * change_s, time.monotonic() - begin_s) < plan.seconds:
             change = changes[number % len(changes)]
@@ -167,21 +166,17 @@ def growth(
     all streams, in the last third of a run against the second one. Too little of anything fails.
     """
     thirds = [(begin_s + part * seconds / 3.0, begin_s + (part + 1) * seconds / 3.0) for part in (1, 2)]
-
-    def medians(field: str) -> list[float]:
-        parts = [[getattr(it, field) for it in samples if first <= it.at_s < last] for first, last in thirds]
-        return [float(np.median(values)) if values else math.nan for values in parts]
-
     found = []
-    for name, field in {"memory": "memory_bytes", "GPU memory": "gpu_bytes"}.items():
-        if field == "memory_bytes" or any(sample.gpu_bytes for sample in samples):
-            before, after = medians(field)
+    fields = {"memory": "memory_bytes", "GPU memory": "gpu_bytes", "file descriptors": "files", "threads": "threads"}
+    for name, field in fields.items():
+        parts = [[getattr(it, field) for it in samples if first <= it.at_s < last] for first, last in thirds]
+        before, after = (float(np.median(values)) if values else math.nan for values in parts)
+        if field in ("files", "threads"):
+            found.append(verdict(f"growth of {name}", after - before, 0, f"{before:g} to {after:g}"))
+        elif field == "memory_bytes" or before or after:
             share = after / before - 1.0 if before > 0 else math.nan
             note = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB"
             found.append(verdict(f"growth of {name}", share, MEMORY_GROWTH, note))
-    for name, field in {"file descriptors": "files", "threads": "threads"}.items():
-        before, after = medians(field)
-        found.append(verdict(f"growth of {name}", after - before, 0, f"{before:g} to {after:g}"))
     latencies = [np.concatenate([stream.between(*third)[1] for stream in receipts]) for third in thirds]
     before, after = (float(np.percentile(values, 95)) if len(values) else math.nan for values in latencies)
     note = f"{before:.1f} to {after:.1f} ms, {len(latencies[0])} to {len(latencies[1])} results"
