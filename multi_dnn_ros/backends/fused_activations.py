@@ -23,7 +23,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, unfused
 from multi_dnn_ros.backends.gpu_time import gpu_ms
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.graph.convolution_nodes import (
     CONVOLUTIONS,
     arguments_of,

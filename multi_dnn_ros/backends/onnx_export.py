@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 #: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17

@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_w
 from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
 from multi_dnn_ros.backends.registry import BackendRequest, BackendSpec
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.quantization import Calibration

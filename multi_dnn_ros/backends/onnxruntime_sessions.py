@@ -23,7 +23,7 @@ from multi_dnn_ros.backends.onnx_guards import add_guards
 from multi_dnn_ros.backends.onnx_providers import COMPILED, CPU, Choice, SessionRequest, compiled_folder, make_session
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 from multi_dnn_ros.backends.quantization import check_quantized, quantize
-from multi_dnn_ros.common.thread_priority import call_at_kept_priority
+from multi_dnn_ros.backends.thread_priority import call_at_kept_priority
 
 #: Weights of at least this size are stored outside the sessions, which can then share them.
 _MIN_SHARED_BYTES = 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
-from multi_dnn_ros.common.cpu_features import has_bf16_products
+from multi_dnn_ros.backends.cpu_features import has_bf16_products
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.pipeline.choices import backend_name, choose_backend

@@ -13,15 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Tensors, cpu_features
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.onnx_export import export_chain
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantize
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common import cpu_features
-from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.calibration import calibration_files, calibration_images

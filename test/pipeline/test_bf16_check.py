@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_exports import TinyMap, export
 
-from multi_dnn_ros.common import cpu_features
+from multi_dnn_ros.backends import cpu_features
 from multi_dnn_ros.pipeline import bf16_check
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.settings_check import check_settings

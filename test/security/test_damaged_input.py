@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.models import onnx_source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn

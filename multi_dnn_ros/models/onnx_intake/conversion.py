@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 

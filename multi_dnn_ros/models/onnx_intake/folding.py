@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.onnx_intake.dequantization import dequantized
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.models.onnx_intake.conversion import convert
 from multi_dnn_ros.models.onnx_intake.inputs import KNOWN_INPUTS, element_type
