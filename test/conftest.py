@@ -14,9 +14,6 @@ import pytest
 from fork_server import ForkServer
 from hypothesis import HealthCheck, settings
 
-from multi_dnn_ros.common import processes
-from multi_dnn_ros.common.processes import reserved_domain
-
 # What an example takes says more about the computer than about the code.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples in every run: CI judges the change, and `make test` of everybody else looks for new examples.
@@ -50,7 +47,7 @@ if not _STARTS_WORKERS:
     _set_threads()  # before other modules are imported, which have the number of threads in their constants
 
 _unfreeze = gc.unfreeze
-#: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.common.memory). One call of so many is carried out, so that
+#: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.serving.memory). One call of so many is carried out, so that
 #: closed pipelines are collected now and then; what is left is excluded again.
 _RELEASES = 60
 _releases = itertools.count(1)
@@ -138,6 +135,8 @@ def domain() -> Iterator[int]:
         _unfreeze()
         gc.collect()
         gc.freeze()
+    from multi_dnn_ros.demo.children import reserved_domain
+
     with reserved_domain() as domain:
         yield domain
 
@@ -154,9 +153,11 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="module")
 def forked_children(fork_server: ForkServer) -> Iterator[None]:
-    """Processes of common.processes.Child, and the engine processes of nodes among them, are forks."""
+    """Processes of demo.children.Child, and the engine processes of nodes among them, are forks."""
+    from multi_dnn_ros.demo import children
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", fork_server.subprocess)
+        patch.setattr(children, "subprocess", fork_server.subprocess)
         yield
 
 

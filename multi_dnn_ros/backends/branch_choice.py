@@ -15,7 +15,7 @@ import torch
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)

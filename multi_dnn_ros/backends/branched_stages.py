@@ -21,7 +21,7 @@ from multi_dnn_ros.backends.branch_choice import (
 )
 from multi_dnn_ros.backends.branched_graph import BranchStreams, branched, graph_key
 from multi_dnn_ros.backends.branched_segments import SegmentCompiler, segmented
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.graph.branches import SerialGraphError
 
 log = logging.getLogger(__name__)

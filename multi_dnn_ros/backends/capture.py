@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.stream_graph import StreamGraph
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.common.garbage_collection import gc_paused
+from multi_dnn_ros.graph.garbage_collection import gc_paused
 
 #: Calls before the capture, in which libraries choose their algorithms and allocate workspaces.
 _WARM_UP_CALLS = 3

@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.static_stages import copy_to, split_rows, stack_inputs
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 log = logging.getLogger(__name__)
 

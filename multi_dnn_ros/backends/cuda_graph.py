@@ -28,7 +28,7 @@ from multi_dnn_ros.backends.green_contexts import current_sms
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.static_stages import copy_to
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import re
 
 import torch
 
-from multi_dnn_ros.common.error_causes import error_and_causes
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import error_and_causes, summarize_error
 
 _NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 _FAILURE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_STATUS")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 
 from multi_dnn_ros.backends.cuda_driver import wait_without_polling
 from multi_dnn_ros.backends.device_errors import is_device_failure
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.jpeg_file import JpegFile
+from multi_dnn_ros.common.errors import summarize_error
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 log = logging.getLogger(__name__)
 

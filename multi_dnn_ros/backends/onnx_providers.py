@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import torch
 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.machine_cache import Key, MachineCache
+from multi_dnn_ros.backends.machine_cache import Key, MachineCache
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.reporting import cpu_model
 
 log = logging.getLogger(__name__)

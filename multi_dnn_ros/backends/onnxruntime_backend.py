@@ -15,7 +15,7 @@ from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.onnx_providers import CPU, Choice, ProviderError, first_working
 from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
 from multi_dnn_ros.backends.registry import BackendRequest, BackendSpec
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.quantization import Calibration

@@ -15,7 +15,7 @@ import torch
 
 from multi_dnn_ros.backends import Shared
 from multi_dnn_ros.backends.onnx_providers import COMPILED, CPU, Choice, SessionRequest, compiled_folder, make_session
-from multi_dnn_ros.common.thread_priority import call_at_kept_priority
+from multi_dnn_ros.backends.thread_priority import call_at_kept_priority
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, Part
 from multi_dnn_ros.models.onnx_graph import memory_file
 

@@ -14,10 +14,10 @@ from torch import fx, nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common.cpu_features import has_int8_products
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 log = logging.getLogger(__name__)
 

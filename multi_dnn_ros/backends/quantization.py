@@ -26,7 +26,7 @@ import torch
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.models.onnx_graph import optimized, quiet_options
 

@@ -29,8 +29,9 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
+from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.common.reporting import write_text
+from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.ros.board.monitor import BoardMonitor
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.middleware import configure
@@ -104,7 +105,6 @@ class Rig:
         self.problems: list[str] = []
         self._seed = seed
         self._stack = ExitStack()
-        self._interrupts = Interrupts()
         self._environment: Mapping[str, str] = {}
         self._results: Mapping[str, tuple[str, ResultKind]] = {}  # by DNN, once the node is active
         self._started = 0
@@ -112,7 +112,7 @@ class Rig:
         self._next_sample_s = 0.0
 
     def __enter__(self) -> Rig:
-        self._stack.enter_context(self._interrupts)
+        self._stack.enter_context(interrupts())
         try:
             self._start()
         except BaseException:
@@ -258,8 +258,7 @@ class Rig:
     def _start_child(self, name: str, log: str, arguments: Sequence[str]) -> Child:
         """Start a process that ends with the rig. log: the name of its log; `folder` may have those of earlier runs."""
         self.logs.append(self.folder / f"{log}.log")
-        with self._interrupts.deferred():
-            return self._stack.enter_context(Child(name, arguments, self.logs[-1], self._environment))
+        return self._stack.enter_context(Child(name, arguments, self.logs[-1], self._environment))
 
     def _sample(self) -> None:
         gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)

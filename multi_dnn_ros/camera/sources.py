@@ -13,9 +13,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.natural_order import natural_order
-from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file, image_files
+from multi_dnn_ros.common.errors import FrameError
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file, image_files, natural_order
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.scenes import Scene

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from multi_dnn_ros.common.image_size import SIZE_FORM, parse_size
+from multi_dnn_ros.settings.forms import SIZE_FORM, parse_size
 
 
 def size(text: str) -> tuple[int, int]:

@@ -101,8 +101,8 @@ def _publish(args: argparse.Namespace, source: Source, report: Report) -> bool:
     from rclpy.executors import ExternalShutdownException
 
     from multi_dnn_ros.camera.publisher import CameraPublisher, play
-    from multi_dnn_ros.common.allocator import configure_malloc
     from multi_dnn_ros.ros.middleware import configure
+    from multi_dnn_ros.serving.memory import configure_malloc
 
     configure_malloc()
     middleware = configure()

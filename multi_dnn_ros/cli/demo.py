@@ -44,16 +44,15 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import read_config, rows_table
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
+from multi_dnn_ros.settings.forms import DEVICE_FORMS, model_forms
 
 if TYPE_CHECKING:
     from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
     from multi_dnn_ros.replay.replay import FrameOutcome, Replay, Summary
     from multi_dnn_ros.settings.schema import NodeConfig
 
-_MODELS = ", ".join(form for form in extensions.model_forms() if not form.startswith("torchvision:"))
+_MODELS = ", ".join(form for form in model_forms() if not form.startswith("torchvision:"))
 _NODE = "/multi_dnn"
 
 
@@ -116,11 +115,11 @@ def _run_video(args: argparse.Namespace) -> int:
     config = _config(args)
 
     from multi_dnn_ros.camera.sources import SourceError
-    from multi_dnn_ros.common.allocator import configure_malloc
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.demo.output_folder import check_output, clear_output
     from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
     from multi_dnn_ros.replay.replay import configured_replay
+    from multi_dnn_ros.serving.memory import configure_malloc
 
     check_output(args.output, args.video)
     configure_malloc()

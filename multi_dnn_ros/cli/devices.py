@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import check_files, rows_table
-from multi_dnn_ros.common.torch_threads import torch_threads
+from multi_dnn_ros.profiling.torch_threads import torch_threads
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.copies import Link
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from multi_dnn_ros.cli.progress import progress_bar
-    from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.profiling.devices import describe, find_devices, measure_devices
     from multi_dnn_ros.profiling.limits import busy_warning
 

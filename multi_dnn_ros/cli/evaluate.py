@@ -251,7 +251,8 @@ def label(network: Mapping[str, Any]) -> str:
 
 def _print(content: Mapping[str, Any]) -> None:
     """Print a row per network, with changes relative to the first, and the precision and recall by threshold."""
-    from multi_dnn_ros.common.reporting import table, with_change
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.demo.comparison import with_change
 
     networks = content["networks"]
     first, sets = networks[0], list(networks[0]["scores"])

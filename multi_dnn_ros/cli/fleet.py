@@ -182,7 +182,7 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
     from multi_dnn_ros.common.extras import optional
-    from multi_dnn_ros.common.reporting import write_figure
+    from multi_dnn_ros.profiling.layer_profile import write_figure
 
     with optional("a picture"):
         from matplotlib.figure import Figure

@@ -135,7 +135,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
     """Fill in what was found out about MODEL, and each reason why the node cannot serve it; None: it cannot run."""
     import torch
 
-    from multi_dnn_ros.common.error_text import summarize_error
+    from multi_dnn_ros.common.errors import summarize_error
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.decoders.layout import shape_text
     from multi_dnn_ros.decoders.registry import DECODERS

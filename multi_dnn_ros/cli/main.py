@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.commands import HelpFormatter
-from multi_dnn_ros.common.environment import check_process, with_memory_limit
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
+from multi_dnn_ros.serving.memory import check_process, with_memory_limit
 
 #: Commands by the heading that `--help` lists them under.
 GROUPS = {

@@ -13,7 +13,7 @@ from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.settings.precisions import PRECISIONS
+from multi_dnn_ros.settings.forms import PRECISIONS, model_forms
 from multi_dnn_ros.training.data_kinds import help_text, kind_and_path
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Values of --backend.
 BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
 #: What an argument that names a network can be.
-MODEL_HELP = ", ".join(extensions.model_forms())
+MODEL_HELP = ", ".join(model_forms())
 DATA_HELP = f"""\
 data (KIND:PATH):
 {help_text()}

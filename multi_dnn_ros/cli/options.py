@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
+from multi_dnn_ros.settings.forms import DEVICE_FORMS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
@@ -126,7 +126,8 @@ def save_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> No
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of one form, as a JSON file has them, as a Markdown table: numbers with three digits, None as a dash."""
-    from multi_dnn_ros.common.reporting import table, three_digits
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.planning.fit import three_digits
 
     def text(value: Any) -> str:
         if value is None or value == () or value == []:

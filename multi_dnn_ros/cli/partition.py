@@ -34,7 +34,7 @@ from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.batch_units import Unit, UnitError
-from multi_dnn_ros.settings.precisions import PRECISIONS
+from multi_dnn_ros.settings.forms import PRECISIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -207,7 +207,7 @@ def run(args: argparse.Namespace) -> int:
         network_arguments.check_given_weights(args, "--output")
     import torch
 
-    from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.partition.plan import make_plan, plan_subsets
     from multi_dnn_ros.partition.units import check_available, parse_units
     from multi_dnn_ros.planning.batch_units import sharing_warnings

@@ -40,7 +40,7 @@ from multi_dnn_ros.cli.options import (
 from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
-from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
+from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
@@ -306,13 +306,14 @@ def training(args: argparse.Namespace) -> int:
     import torch
 
     from multi_dnn_ros.backends.eager import Eager
-    from multi_dnn_ros.common.reporting import cpu_count, provenance
-    from multi_dnn_ros.common.torch_threads import torch_threads
+    from multi_dnn_ros.common.reporting import provenance
+    from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.profiling import training_report
     from multi_dnn_ros.profiling.limits import measure_limits
     from multi_dnn_ros.profiling.processes import local_processes, run_here, run_processes
+    from multi_dnn_ros.profiling.torch_threads import torch_threads
     from multi_dnn_ros.profiling.training import Request, measure_training
 
     device = choose_device(args.device, "--device is")
@@ -368,11 +369,11 @@ def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
     """
     import torch
 
-    from multi_dnn_ros.common.reporting import cpu_count
-    from multi_dnn_ros.common.torch_threads import torch_threads
+    from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.profiling.limits import busy_warning
+    from multi_dnn_ros.profiling.torch_threads import torch_threads
 
     check_backend(args)
     device = choices.choose_device(args.device, "--device is")

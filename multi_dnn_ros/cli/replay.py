@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli.arguments import not_negative
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config, rows_table
-from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.serving.memory import configure_malloc
 
 if TYPE_CHECKING:
     from multi_dnn_ros.replay.replay import FrameOutcome
@@ -132,9 +132,9 @@ def _stop_signals() -> AbstractContextManager[object]:
     Not in a worker of Ray, which has a handler of its own. A parent that ignores SIGTERM leaves it ignored in its
     children: that is no handler.
     """
-    from multi_dnn_ros.common.processes import Interrupts
+    from multi_dnn_ros.common.processes import interrupts
 
-    return nullcontext() if callable(signal.getsignal(signal.SIGTERM)) else Interrupts()
+    return nullcontext() if callable(signal.getsignal(signal.SIGTERM)) else interrupts()
 
 
 def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Path]:

@@ -17,8 +17,8 @@ def run_cluster(args: argparse.Namespace) -> int:
     """Replay every recording that has no results yet. Returns 1 if one failed or is damaged."""
     from tqdm import tqdm
 
-    from multi_dnn_ros.common.ray_cluster import LOCAL, alive_hosts, connected, ray_reason
     from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.fleet.ray_cluster import LOCAL, alive_hosts, connected, ray_reason
 
     output, options = args.out_bag.absolute(), _options(args)
     manifest = output / "manifest.json"

@@ -22,8 +22,8 @@ from multi_dnn_ros.cli.network_arguments import (
     read_trainable,
 )
 from multi_dnn_ros.cli.options import add_seed, check_writable
-from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.trainable import Trainable
@@ -99,7 +99,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
     check_files(args.weights, args.data, args.model, *([args.teacher] if args.teacher else []))
-    from multi_dnn_ros.common.file_lock import lock_file
+    import filelock
+
     from multi_dnn_ros.common.reporting import provenance, table, write_json
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
@@ -133,7 +134,10 @@ def run(args: argparse.Namespace) -> int:
         if first and args.checkpoint is not None:
             taken = f"{args.checkpoint} is written by another training; end it first, or give another --checkpoint"
             file = args.checkpoint.with_name(args.checkpoint.name + ".lock")
-            stack.enter_context(lock_file(file, taken))
+            try:
+                stack.enter_context(filelock.FileLock(file, timeout=0))
+            except filelock.Timeout:
+                raise CommandError(taken) from None
         training = retrain(
             student, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
             teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,

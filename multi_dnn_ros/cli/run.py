@@ -16,12 +16,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from pathlib import Path
 
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_params_file
-from multi_dnn_ros.common.exit_on_signals import exit_on_signals
-from multi_dnn_ros.common.garbage_collection import gc_paused
 
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -31,12 +31,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the node until it is stopped."""
-    arguments = ros_arguments(args.params_file, args.ros_args)
-    with exit_on_signals():
-        with gc_paused():
-            from multi_dnn_ros.ros.process import run as run_node
-
-        return run_node(arguments)
+    return run_node(ros_arguments(args.params_file, args.ros_args))
 
 
 def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:
@@ -48,3 +43,21 @@ def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:
             return ["--ros-args", *ros_args]
         params_file = config_file("multi_dnn.yaml")
     return ["--ros-args", "--params-file", str(params_file), *ros_args]
+
+
+def run_node(args: list[str] | None) -> int:
+    """Run the node until it is stopped; the exit code. SIGINT and SIGTERM end it with 0 from the first moment on.
+
+    Importing rclpy takes up to a second, of which an interrupt would make a traceback; there is nothing to tidy up yet.
+    The node's process then sets handlers of its own. At the end both signals are ignored: a terminal and a launcher may
+    each send one, and a second one would kill the interpreter while it exits.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(0))
+    try:
+        from multi_dnn_ros.ros.process import run
+
+        return run(args)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)

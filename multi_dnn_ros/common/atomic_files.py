@@ -7,14 +7,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @contextlib.contextmanager
@@ -46,45 +40,11 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `path` is an existing pipe, device or open file, such as /dev/null, /dev/stdout or /dev/fd/3."""
-    if not path.exists() or path.is_dir():
-        return False
-    if not path.is_file():
-        return True
-    # Also an open file may be a regular one, which is written into, and whose name in /dev is a link that stays.
-    folders = [path.parent, *([Path(os.readlink(path)).parent] if path.is_symlink() else [])]
-    return any(folder.resolve().is_relative_to("/proc") for folder in folders)
+    """Whether `path` is an existing pipe or device, or an open file, such as /dev/stdout or /dev/fd/3."""
+    is_open_file = path.absolute().parts[1:2] in (("dev",), ("proc",))
+    return path.exists() and not path.is_dir() and (is_open_file or not path.is_file())
 
 
 def temporary_path(path: Path) -> Path:
-    """A path in the folder of `path`, with the same suffix, that no other writer uses.
-
-    It contains random digits because processes of two containers that share the folder can have the same process id.
-    """
+    """A path in the folder of `path`, with the same suffix, that no other writer uses, also in another container."""
     return path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{path.suffix}")
-
-
-class AtomicWriter(ABC):
-    """A file that is written in steps and gets its name at the end.
-
-    As a context manager it closes the file at the end of the block, or discards it if the block raises.
-    """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Finish the file and give it its name."""
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Close without a result."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()

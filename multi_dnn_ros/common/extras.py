@@ -1,8 +1,4 @@
-"""Optional libraries: the extra of setup.py that provides each, and the error for a missing one, which names the extra.
-
-Serving needs none of them. They are imported inside the functions that use them, within :func:`optional`; a command
-that runs for minutes before it needs one calls :func:`require` first.
-"""
+"""Optional libraries: imported inside the functions that use them, within :func:`optional`."""
 
 from __future__ import annotations
 
@@ -12,37 +8,26 @@ from contextlib import contextmanager
 
 #: Import name of each optional library -> extra.
 EXTRA_OF: Mapping[str, str] = {
-    "matplotlib": "plots",
-    "onnx2torch": "onnx",
-    "pycocotools": "offline",
-    "pynvml": "nvml",
-    "ray": "ray",
-    "scipy": "offline",
-    "sklearn": "offline",
-    "tensorly": "offline",
-}
+    **dict.fromkeys(("pycocotools", "scipy", "sklearn", "tensorly"), "offline"),
+    "matplotlib": "plots", "onnx2torch": "onnx", "pynvml": "nvml", "ray": "ray",
+}  # fmt: skip
 
 
 class MissingExtra(ImportError):
-    """An optional library is missing or broken; the message says what needs it and which extra to install.
-
-    `name` is the import name of the library.
-    """
+    """An optional library, `name`, cannot be imported; the message says what needs it and which extra to install."""
 
 
 @contextmanager
 def optional(purpose: str) -> Iterator[None]:
-    """Raise MissingExtra if an import inside the block fails because of an optional library.
+    """Raise MissingExtra if an import inside the block fails because of an optional library; other errors pass.
 
-    purpose: what needs the library; the message begins with it. Any other ImportError passes through.
+    purpose: what needs the library; the message begins with it.
     """
     try:
         yield
-    except MissingExtra:
-        raise
     except ImportError as error:
         library = (error.name or "").partition(".")[0]
-        if library not in EXTRA_OF:
+        if isinstance(error, MissingExtra) or library not in EXTRA_OF:
             raise
         missing = isinstance(error, ModuleNotFoundError)
         what = "which is not installed" if missing else f"which cannot be imported ({error})"
@@ -51,11 +36,7 @@ def optional(purpose: str) -> Iterator[None]:
 
 
 def require(purpose: str, *libraries: str) -> None:
-    """Import optional libraries now, so that a missing one is reported before the work begins.
-
-    purpose: as for :func:`optional`. libraries: import names, keys of EXTRA_OF. Raises MissingExtra for the first
-    missing one.
-    """
+    """Import optional libraries, keys of EXTRA_OF, now. Raises MissingExtra for the first missing one."""
     with optional(purpose):
         for library in libraries:
             importlib.import_module(library)

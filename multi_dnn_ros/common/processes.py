@@ -1,35 +1,49 @@
-"""Run our commands as child processes, with output in a log file and guaranteed termination; describe how they end."""
+"""How processes of ours end: with their parent, by an interrupt, or by a signal. Imports nothing slow."""
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import os
 import signal
-import socket
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import psutil
-
-from multi_dnn_ros.common.child_program import child_command
-from multi_dnn_ros.common.errors import CommandError
-
-#: Consecutive reservations get different domains, so that late messages of the previous session do not arrive.
-_claims = itertools.count()
+#: Exit code of a process whose parent has ended.
+EXIT_ORPHANED = 72
+_PR_SET_PDEATHSIG = 1
 
 
-def loopback_environment(domain: int) -> dict[str, str]:
-    """Environment that restricts ROS to this domain and machine."""
-    return {
-        "ROS_DOMAIN_ID": str(domain),
-        "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
-        # The only option before Iron; later distributions warn about it.
-        **({"ROS_LOCALHOST_ONLY": "1"} if os.environ.get("ROS_DISTRO") == "humble" else {}),
-    }
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends. parent: id of its process.
+
+    Exits with EXIT_ORPHANED if that process has already ended.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        print(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(EXIT_ORPHANED)
+
+
+def end_with_parent() -> None:
+    """End this process, with exit code 1, when the process that started it through multiprocessing has ended.
+
+    For processes that may be waiting for each other at that moment, such as in a collective operation of NCCL.
+    """
+    import multiprocessing
+    from multiprocessing import connection
+
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)  # the other threads may never return
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def describe_exit(code: int | None) -> str:
@@ -38,151 +52,22 @@ def describe_exit(code: int | None) -> str:
         return "closed its connection"
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
     hint = " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
 @contextmanager
-def reserved_domain() -> Iterator[int]:
-    """Reserve a ROS domain ID that is unused on this machine until the block ends.
+def interrupts() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a closed terminal, raise KeyboardInterrupt in the block; SIGHUP not under ``nohup``.
 
-    Needed because our processes open their ports seconds after the domain was chosen. IDs are 20 to 99: the ports of
-    IDs above 101 overlap Linux's ephemeral port range.
+    For the main thread.
     """
-    first = os.getpid() + next(_claims)
-    for step in range(80):
-        domain = 20 + (first + step) % 80
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
-            try:
-                claim.bind(f"\0multi_dnn_ros/domain/{domain}")  # abstract socket: released when the process ends
-                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                    probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))  # discovery port of the first participant
-            except OSError:
-                continue
-            yield domain
-            return
-    raise CommandError("every ROS domain from 20 to 99 is in use on this machine; end other ROS programs")
-
-
-class Interrupts:
-    """Context manager that turns SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, so that each stops our children.
-
-    SIGHUP, which a closed terminal sends, stays ignored under ``nohup``.
-
-    Inside :meth:`deferred` the exception is delayed to the end of the block, so that a child just started is registered
-    before anything is raised.
-    """
-
-    def __init__(self) -> None:
-        self._deferred = False
-        self._pending = False
-        self._before: dict[int, Any] = {}
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        outer, self._deferred = self._deferred, True
-        try:
-            yield
-        finally:
-            self._deferred = outer
-        if self._pending and not outer:
-            raise KeyboardInterrupt
-
-    def __enter__(self) -> Interrupts:
-        with suppress(ValueError):  # not the main thread: the handlers are not changed
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._pending = True
-        if not self._deferred:
-            raise KeyboardInterrupt
-
-
-class Child:
-    """A ``multi-dnn`` command as a child process; a context manager that stops it.
-
-    name: for messages. log: file for its output. environment: variables added to those of this process. module: Python
-    module to run instead of the command. The child has its own session, so that Ctrl-C in the terminal reaches only
-    us and we can stop the children in order. The kernel kills it when the thread that has created this object ends, so
-    that no child is left if this process is killed.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        log: Path,
-        environment: Mapping[str, str],
-        module: str = "multi_dnn_ros.cli.main",
-    ) -> None:
-        self.name = name
-        self.log = log
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                child_command("-m", module, *arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            )
-        self._statistics = psutil.Process(self._process.pid)
-        self.peak_memory_bytes = 0
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def exit_code(self) -> int | None:
-        """The exit code; None while the child is running."""
-        return self._process.poll()
-
-    def sample(self) -> None:
-        """Update :attr:`peak_memory_bytes` with the resident memory of the child and its descendants."""
-        memory = 0
-        try:
-            for process in (self._statistics, *self._statistics.children(recursive=True)):
-                memory += process.memory_info().rss
-        except psutil.Error:  # a process has just ended
-            return
-        self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the child."""
-        self._process.send_signal(number)
-
-    def stop(self, timeout_s: float = 10.0) -> bool:
-        """Stop the child with SIGINT; kill it after the timeout. Returns False if it had to be killed."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        finally:  # also when a second Ctrl-C interrupts the wait
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
-        return True
-
-    def last_lines(self, count: int = 5) -> str:
-        """The last lines of its output, for an error message."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-count:])
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, check_ranks, is_plain
 from multi_dnn_ros.models.errors import ModelError
 

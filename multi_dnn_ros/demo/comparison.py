@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.common.reporting import counts_text, provenance, rounded, table, with_change, write_json
+from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.demo.drive import Demo
 from multi_dnn_ros.demo.output_folder import check_output
-from multi_dnn_ros.demo.report import score_of
+from multi_dnn_ros.demo.report import counts_text, score_of
 from multi_dnn_ros.models.sources import load_network, weights_file
 from multi_dnn_ros.settings.params_file import read_params_file
 
@@ -93,3 +93,18 @@ def _compared(model: str, measured: Mapping[str, Any]) -> dict[str, Any]:
         **{f"{name}_ms": latency.get(name) for name in ("p50", "p95")},
         **{name: measured[name] for name in ("lane_f1", "map50") if name in measured},
     }
+
+
+def with_change(value: float | None, first: float | None, digits: int = 3) -> str:
+    """Table cell with a value and its relative change from the first row: `0.359 (-45.3%)`.
+
+    value: None gives a dash. first: None for the first row itself. No change is shown for a first value of 0.
+    """
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" + (f" ({rounded(value / first - 1, 3):+.1%})" if first else "")
+
+
+def rounded(value: float, digits: int) -> float:
+    """`value` rounded for display; never -0.0, which would be shown with its sign."""
+    return round(value, digits) + 0.0

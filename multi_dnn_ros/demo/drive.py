@@ -19,7 +19,8 @@ from rclpy.signals import SignalHandlerOptions
 from tqdm import tqdm
 
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
+from multi_dnn_ros.common.processes import interrupts
+from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.output_folder import MARK, clear_output
 from multi_dnn_ros.demo.recorded_frames import Stream, last_statuses
 from multi_dnn_ros.demo.recorder import Recorder
@@ -106,7 +107,7 @@ class Demo:
             domain = stack.enter_context(reserved_domain())
             environment = loopback_environment(domain)
             print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
-            interrupts = stack.enter_context(Interrupts())
+            stack.enter_context(interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
             writer.add_file(MARK, "")
             os.environ.update(environment)
@@ -119,9 +120,8 @@ class Demo:
             stack.callback(executor.shutdown)
             executor.add_node(listener)
             recorder = Recorder(listener, writer, topics, image=drive.image, watch=DIAGNOSTICS, latched=labels)
-            with interrupts.deferred():
-                node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
-                source = stack.enter_context(Child("camera", publish, self.output / "camera.log", environment))
+            node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
+            source = stack.enter_context(Child("camera", publish, self.output / "camera.log", environment))
             bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))
             _watch(executor, recorder, node, source, drive, bar)
             _finish(executor, recorder)

@@ -13,7 +13,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
-from multi_dnn_ros.common.reporting import counts_text, provenance, table, write_json
+from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.demo.recorded_frames import (
     DnnFigures,
     RecordedFrame,
@@ -137,3 +137,8 @@ def _table(dnns: Mapping[str, Mapping[str, Any]]) -> str:
         ])  # fmt: skip
     header = ["DNN", "Hz", "p50 ms", "p95 ms", "p99 ms", "offered", "published", "dropped", "vs ground truth"]
     return table(header, rows)
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Counts as text, such as `3 overwritten, 1 engine_lost`; `none` if there are none."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile, size_of
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile, size_of
 
 if TYPE_CHECKING:
     import torch

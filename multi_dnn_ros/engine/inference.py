@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.jpeg_file import JpegFile
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason, Result, Timing
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 if TYPE_CHECKING:
     import torch

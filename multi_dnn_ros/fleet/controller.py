@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.fleet.job import Job, Turns
 from multi_dnn_ros.fleet.jobs_file import JobsFile
@@ -35,10 +36,13 @@ class Fleet:
         """folder: gets a folder for each job. Raises CommandError if another fleet uses it, OSError if it cannot be
         written, ValueError for files of something else in it.
         """
-        self._lock = lock_file(
-            folder / ".lock",
-            taken=f"{folder} is used by another fleet; end it first, or give another --folder",
-        )
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = filelock.FileLock(folder / ".lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            taken = f"{folder} is used by another fleet; end it first, or give another --folder"
+            raise CommandError(taken) from None
         self.policy, self.pool = policy, pool
         self._period_s, self._kept, self._watch = file.period_s, folder / "fleet.json", watch
         try:
@@ -86,7 +90,7 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
             write_json(self._kept, {"seconds": self.seconds, "decisions": self.decisions})
-            self._lock.close()
+            self._lock.release()
         if self._turns.stopping:
             raise KeyboardInterrupt
         return all(job.state.status == "finished" for job in self.jobs.values())

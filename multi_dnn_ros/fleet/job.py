@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.fleet.jobs_file import FleetJob

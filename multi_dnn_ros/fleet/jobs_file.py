@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from multi_dnn_ros.common.image_size import parse_size
+from multi_dnn_ros.settings.forms import parse_size
 from multi_dnn_ros.settings.params_file import StrictLoader
 from multi_dnn_ros.settings.params_sections import read_text
 

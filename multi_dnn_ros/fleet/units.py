@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.ray_cluster import connected
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
+from multi_dnn_ros.fleet.ray_cluster import connected
 
 #: Longest wait for units that other programs of a cluster use.
 _PLACE_S = 30.0

@@ -18,9 +18,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.garbage_collection import gc_paused
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.graph.functional import is_known, make_functional
+from multi_dnn_ros.graph.garbage_collection import gc_paused
 from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.description import FORMAT as FORMAT
 from multi_dnn_ros.models.description import Description as Description
 from multi_dnn_ros.models.errors import ModelError

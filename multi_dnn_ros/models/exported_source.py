@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.export.passes import move_to_device_pass
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.decoders.layout import Difference, Layout

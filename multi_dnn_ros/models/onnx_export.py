@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_graph import memory_file

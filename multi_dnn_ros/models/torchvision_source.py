@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource

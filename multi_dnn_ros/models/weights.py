@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.existing_path import path_problem
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.settings.forms import path_problem
 
 #: Largest number of mismatches in a message.
 _SHOWN = 3

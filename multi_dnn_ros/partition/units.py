@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.planning import batch_units
 from multi_dnn_ros.planning.batch_units import UNIT_FORMS, Unit, UnitError, parse_unit
 

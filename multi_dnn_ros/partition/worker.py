@@ -21,9 +21,9 @@ from torch import Tensor
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.onnx_providers import hardware_facts
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.parent_watch import end_with_parent
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.errors import summarize_error
+from multi_dnn_ros.common.processes import end_with_parent
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.registry import source_of

@@ -31,10 +31,8 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.backends.static_stages import single_launches
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.common.progress_lines import DnnReady
-from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import TraceError, trace
@@ -48,6 +46,7 @@ from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_bac
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images, on_cpu
 from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.pipeline.progress_lines import DnnReady
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.pipeline.shared_inputs import share_inputs
 from multi_dnn_ros.planning.batch_units import Unit
@@ -263,9 +262,9 @@ def _task(dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...]) -> DnnTask:
         decode=dnn.results,
         priority=settings.priority,
         sms=settings.sms,
-        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
-        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
-        batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
+        deadline_ns=round(settings.deadline_ms * 1e6) or None,
+        max_age_ns=round(settings.max_age_ms * 1e6) or None,
+        batch_delay_ns=round(settings.batch_delay_ms * 1e6),
         min_size=dnn.view.min_size,
     )
 

@@ -11,11 +11,11 @@ import torch
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
+from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
-from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.planning.job_plan import ROUNDS
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.settings.schema import DnnConfig

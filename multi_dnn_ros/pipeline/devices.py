@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_device, default_workers
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
 from multi_dnn_ros.settings.schema import NodeConfig

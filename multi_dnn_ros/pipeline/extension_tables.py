@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common.reporting import replace_between_markers
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.registry import MODEL_SOURCES
+from multi_dnn_ros.settings.parameter_table import replace_between_markers
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 BEGIN, END = "<!-- registries -->", "<!-- /registries -->"

@@ -17,7 +17,7 @@ import torch
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.errors import ModelError

@@ -14,8 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from multi_dnn_ros.common.reporting import three_digits
-
 #: Maximum utilization. The rest is a margin for uneven arrivals and other processes.
 LIMIT = 0.95
 #: A smaller free share of the device counts as none.
@@ -180,3 +178,8 @@ class Fit:
             for value in (demand.inference_ms, *demand.jobs_ms, *demand.cameras.values()):
                 if not 0.0 <= value < 1e9:
                     raise ValueError(f"DNN {demand.dnn} has the time or rate {value}; allowed: 0 to 1e9")
+
+
+def three_digits(value: float) -> str:
+    """Format with three significant digits, from 999.5 on as a whole number: 0.0123, 4.56, 789, 12346."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

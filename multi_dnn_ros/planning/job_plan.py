@@ -18,7 +18,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import StaticStage
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.graph.cut import NodeCost, cut_graph
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
 from multi_dnn_ros.graph.layers import Layer, node_costs

@@ -11,14 +11,15 @@ import psutil
 import torch
 
 from multi_dnn_ros.backends.compilers import missing_compiler
+from multi_dnn_ros.backends.cpu_features import has_bf16_products, has_int8_products
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnx_providers import missing_provider
 from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
 from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec, library_version
-from multi_dnn_ros.common.cpu_features import has_bf16_products, has_int8_products
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.common.reporting import cpu_count, cpu_model
+from multi_dnn_ros.common.reporting import cpu_model
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.copies import Link, measure_host_copies, measure_int8_ops_per_s, measure_link
 from multi_dnn_ros.profiling.limits import measure_limits

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.common.reporting import table, write_figure, write_json, write_rows
+from multi_dnn_ros.common.reporting import table, write_json
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.layers import Layer, node_costs
 from multi_dnn_ros.graph.operations import KINDS
@@ -19,6 +20,10 @@ from multi_dnn_ros.planning.predictor import Predictor
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.limits import DeviceLimits
 from multi_dnn_ros.profiling.network import Network
+from multi_dnn_ros.profiling.samples import write_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -226,3 +231,9 @@ def _shapes(layer: Layer) -> str:
 
 def _part(value: float, of: float) -> float:
     return value / of if of else 0.0
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a PNG atomically."""
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")

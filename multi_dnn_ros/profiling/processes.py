@@ -17,10 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.parent_watch import end_with_parent
-from multi_dnn_ros.common.processes import describe_exit
+from multi_dnn_ros.common.errors import CommandError, summarize_error
+from multi_dnn_ros.common.processes import describe_exit, end_with_parent
 from multi_dnn_ros.planning.measure import ReportProgress
 
 # It reports the processes that are ended with a failed one.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from multi_dnn_ros.common.reporting import write_rows
+from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.graph.layers import LayerWork
 from multi_dnn_ros.graph.operations import KINDS
 from multi_dnn_ros.planning.checked_file import ProfileError
@@ -119,3 +120,12 @@ def check_machine(path: Path, samples: Sequence[Sample], machine: Machine) -> No
         raise ProfileError(
             f"{path} was measured on '{others.pop()}'; this is '{machine.name}'; name another file with --output"
         )
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the same columns to a CSV file, as :func:`write_text` does."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

@@ -27,13 +27,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.torch_threads import torch_threads
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.planning.clock import synchronize
 from multi_dnn_ros.planning.measure import ReportProgress
 from multi_dnn_ros.profiling.network import load
 from multi_dnn_ros.profiling.step_trace import OUTSIDE, StepTrace, layer_ranges, read_trace
+from multi_dnn_ros.profiling.torch_threads import torch_threads
 
 _WARM_UP = 3
 _LEARNING_RATE = 1e-6  # the values of the weights do not matter, but must stay finite

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.reporting import table, three_digits, write_json, write_rows
+from multi_dnn_ros.common.reporting import table, write_json
+from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.profiling.limits import DeviceLimits
+from multi_dnn_ros.profiling.samples import write_rows
 from multi_dnn_ros.profiling.training import TrainingProfile
 
 

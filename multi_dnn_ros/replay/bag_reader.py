@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.natural_order import natural_order
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.replay.storage_files import BagError, BagMessage, BagTopic, McapFile, SqliteFile, StorageFile, zstd
 from multi_dnn_ros.settings.schema import CameraConfig
+from multi_dnn_ros.vision.image_files import natural_order
 
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 _FORMATS: dict[str, type[StorageFile]] = {".mcap": McapFile, ".db3": SqliteFile}

@@ -14,9 +14,9 @@ from rosbags.interfaces import Connection, Qos, QosDurability, QosHistory, QosLi
 from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
 from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
-from multi_dnn_ros.common.atomic_files import AtomicWriter
 from multi_dnn_ros.replay.message_definitions import definition
 from multi_dnn_ros.replay.storage_files import BagError
+from multi_dnn_ros.vision.overlay_files import AtomicWriter
 
 Storage = Literal["mcap", "sqlite3"]
 #: Stem of the storage file. Independent of the folder's name, so that equal recordings have identical files; readers

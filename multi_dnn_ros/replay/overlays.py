@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from multi_dnn_ros.common.atomic_files import AtomicWriter
-from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles, Picture
+from multi_dnn_ros.vision.overlay_files import AtomicWriter, OverlayFileError, OverlayFiles, Picture
 
 
 def overlay_paths(path: Path, cameras: Collection[str]) -> dict[str, Path]:

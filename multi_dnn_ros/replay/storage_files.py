@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from mcap.reader import NonSeekingReader, SeekingReader
 from mcap.records import Channel, Message, Schema
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd

@@ -15,9 +15,9 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo
 from std_msgs.msg import Header
 
-from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.ros.camera_info import Calibration, checked_calibration, content, info_topic
 from multi_dnn_ros.ros.diagnostics import OK, WARN, DiagnosticsReport
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.transforms import PoseError, Transforms
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.ground import CameraPose, GroundPoints, GroundView, Outcome

@@ -10,8 +10,8 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
-from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.parameters import NodeParameters
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from std_msgs.msg import Header
 
-from multi_dnn_ros.common.jpeg_file import FrameImage, pixels_of
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_messages import image_message, jpeg_message
 from multi_dnn_ros.vision.drawing import DrawFailure, draw
+from multi_dnn_ros.vision.jpeg_file import FrameImage, pixels_of
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 from multi_dnn_ros.vision.results import results_by_name
 

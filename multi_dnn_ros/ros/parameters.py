@@ -10,7 +10,7 @@ from rclpy.exceptions import ParameterNotDeclaredException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.flat_parameters import read_parameters
 from multi_dnn_ros.settings.parameter_fields import (

@@ -18,13 +18,13 @@ from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.common.allocator import configure_malloc, return_free_memory_every
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceManager, ServiceStatus
 from multi_dnn_ros.serving import local_engine
+from multi_dnn_ros.serving.memory import configure_malloc, return_free_memory_every
+from multi_dnn_ros.serving.thread_switching import short_switch_interval
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.

@@ -12,14 +12,13 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
-from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.log_throttle import LogThrottle
-from multi_dnn_ros.common.time_units import ms_to_ns
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.ground import Ground
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.stamp_ages import StampAges
@@ -247,4 +246,4 @@ class ServingSession:
 
 def deadline_ns(deadline_ms: float) -> int | None:
     """The value of the parameter deadline_ms in nanoseconds; None for 0."""
-    return ms_to_ns(deadline_ms) or None
+    return round(deadline_ms * 1e6) or None

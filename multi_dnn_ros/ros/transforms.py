@@ -10,7 +10,7 @@ from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
 from rclpy.time import Time
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.ros.stamp_ages import SET_BACK_NS
 from multi_dnn_ros.vision.ground import CameraPose
 

@@ -20,14 +20,14 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import call_and_log_errors
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.slots import Slot
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder, JpegUnavailable, make_jpeg_decoder
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.common.memory import freeze_heap
-from multi_dnn_ros.common.progress_lines import DnnReady
-from multi_dnn_ros.common.reporting import cpu_count, cpu_model
+from multi_dnn_ros.common.reporting import cpu_model
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.pipeline.progress_lines import DnnReady
 from multi_dnn_ros.planning.batch_units import sharing_warnings
 from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH, run_on_black
 from multi_dnn_ros.serving import default_build
@@ -30,6 +30,7 @@ from multi_dnn_ros.serving.descriptions import (
     Progress,
     ResultDescription,
 )
+from multi_dnn_ros.serving.memory import freeze_heap
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:

@@ -22,14 +22,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from multi_dnn_ros.common.environment import with_memory_limit
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.parent_process import EXIT_ORPHANED
-from multi_dnn_ros.common.thread_switching import short_switch_interval
+from multi_dnn_ros.common.errors import summarize_error
+from multi_dnn_ros.common.processes import EXIT_ORPHANED
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.engine_state import EngineState
 from multi_dnn_ros.serving.local_engine import REPORT_S, LocalEngine
+from multi_dnn_ros.serving.memory import with_memory_limit
 from multi_dnn_ros.serving.slots import SlotMemory
+from multi_dnn_ros.serving.thread_switching import short_switch_interval
 
 _HEARTBEAT_S = 0.1
 #: Maximum time for sending the cause of the end.

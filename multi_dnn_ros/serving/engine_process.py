@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.parent_process import EXIT_ORPHANED
+from multi_dnn_ros.common.processes import EXIT_ORPHANED
 from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.serving.engine_state import EngineState, create_state_memory
 from multi_dnn_ros.serving.slots import SlotPool
@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 #: Ties the process to the parent first, which may end during the imports: they take a second on a busy machine.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[4:]; "
-    "from multi_dnn_ros.common import parent_process; "
-    "parent_process.die_with_parent(int(sys.argv[2])); parent_process.ignore_stop_signals(); "
+    "from multi_dnn_ros.common.processes import die_with_parent; die_with_parent(int(sys.argv[2])); "
+    # Ctrl-C, and SIGTERM of systemd, reach all processes, but the parent ends this one. Not SIG_IGN: it is inherited.
+    "import signal; [signal.signal(n, lambda *_: None) for n in (signal.SIGINT, signal.SIGTERM)]; "
     "from multi_dnn_ros.serving.engine_main import main; main(int(sys.argv[3]))"
 )
 #: A process that receives nothing for this time hangs: the socket buffers offers for more frames than there are slots.

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from multi_dnn_ros.common.environment import with_memory_limit
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build, messages
@@ -28,6 +27,7 @@ from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.groups import SupervisionTimes
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.local_engine import InProcessEngine
+from multi_dnn_ros.serving.memory import with_memory_limit
 from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
 from multi_dnn_ros.serving.supervised_engine import Events, MakeEngine, Phase, SupervisedEngine
 from multi_dnn_ros.serving.supervisor import Supervisor, TakenOver

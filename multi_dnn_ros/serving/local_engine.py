@@ -15,10 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
-from multi_dnn_ros.common.thread_priority import keep_priority
-from multi_dnn_ros.common.time_units import ms_to_ns
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.serving import messages
@@ -27,6 +24,7 @@ from multi_dnn_ros.serving.engine_state import EngineState, JobObserver, create_
 from multi_dnn_ros.serving.slots import SlotMemory, SlotPool
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
@@ -117,7 +115,7 @@ class LocalEngine:
         hanging = self._end(engine, timeout_s, drain=False)
         pipeline, self._pipeline, self._config = self._pipeline, None, None
         if pipeline is not None:
-            from multi_dnn_ros.common.memory import release_memory
+            from multi_dnn_ros.serving.memory import release_memory
 
             device = pipeline.device
             del pipeline, engine
@@ -140,6 +138,8 @@ class LocalEngine:
         from multi_dnn_ros.serving.configure import configure, describe_failure
 
         if request.in_background:
+            from multi_dnn_ros.backends.thread_priority import keep_priority
+
             keep_priority()  # for the threads of ONNX Runtime, which run the DNNs later
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)
         try:
@@ -190,7 +190,7 @@ class LocalEngine:
             policy=config.policy,
             device=pipeline.device,
             max_failures=config.max_failures,
-            aging_ns=ms_to_ns(config.aging_ms),
+            aging_ns=round(config.aging_ms * 1e6),
             observer=JobObserver(self._state, lambda error: self._on_failed(summarize_error(error))),
         )
         engine.start()
@@ -206,7 +206,7 @@ class LocalEngine:
         elif engine is not None and field == "priority":
             engine.update(dnn, priority=value)
         elif engine is not None and field in _ENGINE_TIMES:
-            engine.update(dnn, **{field.replace("_ms", "_ns"): ms_to_ns(value)})
+            engine.update(dnn, **{field.replace("_ms", "_ns"): round(value * 1e6)})
 
     def _offer(self, offer: messages.Offer) -> None:
         engine, pipeline = self._engine, self._pipeline
@@ -343,6 +343,6 @@ def _with_settings(task: DnnTask, config: NodeConfig) -> DnnTask:
     return replace(
         task,
         priority=settings.priority,
-        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
-        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
+        deadline_ns=round(settings.deadline_ms * 1e6) or None,
+        max_age_ns=round(settings.max_age_ms * 1e6) or None,
     )

@@ -23,7 +23,7 @@ from multi_dnn_ros.serving.descriptions import Build, EngineDescription, Progres
 from multi_dnn_ros.serving.slots import SlotLayout
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.common.parent_process.
+#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.common.processes.
 EXIT_ERROR = 70  # an error in its own code
 EXIT_DEVICE_FAILED = 71  # a fault of the GPU
 

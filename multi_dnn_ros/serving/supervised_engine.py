@@ -11,7 +11,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
 
-from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import messages
@@ -19,6 +18,7 @@ from multi_dnn_ros.serving.descriptions import EngineDescription
 from multi_dnn_ros.serving.engine_state import EngineState
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.slots import Slot, SlotPool
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 log = logging.getLogger(__name__)
 

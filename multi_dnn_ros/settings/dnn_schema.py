@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
+from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS, PRECISIONS, model_forms
 from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
-from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.section import FIXED, FOLDER, RUNTIME, Name, Section, file_with
 
@@ -85,7 +84,7 @@ class DnnConfig(Section):
         description="Model to run. `builtin:lane`, `builtin:object` or `builtin:pedestrian`, each also with `_small` "
         "appended (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. A .safetensors file "
         "is written by `multi-dnn decompose`, `retrain` or `fleet`.",
-        json_schema_extra={**_MODEL_FILE, "allowed": f"not empty: {', '.join(extensions.model_forms())}"},
+        json_schema_extra={**_MODEL_FILE, "allowed": f"not empty: {', '.join(model_forms())}"},
     )
     weights: str = Field(
         "default",

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.reporting import replace_between_markers
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -50,6 +49,18 @@ def markdown() -> str:
 def in_document(text: str) -> str:
     """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
     return replace_between_markers(text, BEGIN, END, f"\n{markdown()}\n")
+
+
+def replace_between_markers(document: str, begin: str, end: str, text: str) -> str:
+    """Return `document` with the text between the two markers replaced by `text`.
+
+    Raises ValueError if a marker is missing.
+    """
+    head, found_begin, rest = document.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the document needs the markers {begin} and {end}, in this order")
+    return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
 def default_yaml() -> str:

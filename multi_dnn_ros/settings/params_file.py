@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from multi_dnn_ros.common.rcl_values import list_problem, plain_value
 from multi_dnn_ros.settings.flat_parameters import names_in, to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.params_sections import PARAMETERS, applies_to, full_name, read_text
+from multi_dnn_ros.settings.rcl_values import list_problem, plain_value
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 

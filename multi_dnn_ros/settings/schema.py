@@ -16,9 +16,9 @@ from pydantic import Field
 from multi_dnn_ros.settings.camera_schema import BEST_EFFORT_DEPTH as BEST_EFFORT_DEPTH
 from multi_dnn_ros.settings.camera_schema import RELIABLE_DEPTH as RELIABLE_DEPTH
 from multi_dnn_ros.settings.camera_schema import CameraConfig as CameraConfig
-from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
 from multi_dnn_ros.settings.dnn_schema import DnnConfig as DnnConfig
 from multi_dnn_ros.settings.dnn_schema import OutputConfig as OutputConfig
+from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS
 from multi_dnn_ros.settings.section import Name, Section
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.existing_path import path_problem
+from multi_dnn_ros.settings.forms import path_problem
 from multi_dnn_ros.settings.parameter_fields import shown
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 from multi_dnn_ros.settings.section import mark

@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as v2f
 
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.data_kinds import DatasetError

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.error_causes import error_and_causes
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import error_and_causes, summarize_error
 
 FORMAT = "multi_dnn_ros training 3"
 #: Maximum number of characters shown of a value.

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.training.data import Data, DataRequest, open_data
 from multi_dnn_ros.training.data_kinds import DATA_KINDS, DatasetError, kind_and_path

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.parent_process import die_with_parent
+from multi_dnn_ros.common.errors import summarize_error
+from multi_dnn_ros.common.processes import die_with_parent
 from multi_dnn_ros.training.checkpoint import TrainingError
 
 #: Maximum wait for rank 0, which alone computes scores.

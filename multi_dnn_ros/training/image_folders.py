@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from multi_dnn_ros.common.json_files import read_json_object
 from multi_dnn_ros.training.data_kinds import DatasetError
+from multi_dnn_ros.training.json_files import read_json_object
 from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, Rows, Sample, read_image
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
 from multi_dnn_ros.vision.preprocess import Preprocess

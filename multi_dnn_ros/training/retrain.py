@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Batches

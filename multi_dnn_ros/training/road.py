@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 
 import cv2
+import filelock
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.file_lock import waiting_lock
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.training.data_kinds import DatasetError
 from multi_dnn_ros.training.samples import IGNORED, NO_BOX, Batch, Rows, Sample, fit
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
@@ -72,7 +72,7 @@ class RoadRows(Rows):
 
         Raises OSError that names the file if the disk is full.
         """
-        with waiting_lock(self._file.with_name(f".{self._file.name}.lock")):
+        with filelock.FileLock(self._file.with_name(f".{self._file.name}.lock")):
             if not self._file.is_file():
                 with atomic_write(self._file) as part:
                     self._render(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -16,8 +17,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.captured_warnings import CapturedWarnings
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.planning.timing import Target, prepared
 from multi_dnn_ros.training.data import Task
@@ -166,7 +166,7 @@ class Served(nn.Module):
         width, height = size
         # Networks exported for one image are served unchanged.
         single = network.network if isinstance(network, SingleImages) else network
-        with CapturedWarnings("multi_dnn_ros.backends") as captured:
+        with _CapturedWarnings("multi_dnn_ros.backends") as captured:
             self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
         self.warnings = captured.messages
         # Scoring uses the device of the first parameter; the stages do not expose theirs.
@@ -185,3 +185,22 @@ class Served(nn.Module):
                 carried = stage(carried)
         # Copy: captured graphs write all outputs to the same memory.
         return tuple(tensor.clone() for tensor in carried)
+
+
+class _CapturedWarnings(logging.Handler):
+    """Context manager that collects this package's warnings, such as a job that cannot be captured, in `messages`."""
+
+    def __init__(self, logger: str = "multi_dnn_ros") -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logging.getLogger(logger)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> _CapturedWarnings:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._logger.removeHandler(self)

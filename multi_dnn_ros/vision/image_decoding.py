@@ -15,9 +15,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.jpeg_file import JpegFile, RgbImage, decode_file, new_image, read_file
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.vision.image_files import check_image_file, is_16_bit_png, is_jpeg
+from multi_dnn_ros.vision.jpeg_file import JpegFile, RgbImage, decode_file, new_image, read_file
 
 #: (height, width), already checked -> memory for the image, (H, W, 3) uint8, C-contiguous.
 AllocateImage = Callable[[int, int], RgbImage]

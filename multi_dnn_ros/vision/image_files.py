@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.errors import FrameError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,11 @@ _BASELINE, _PROGRESSIVE, _HUFFMAN_TABLES, _ADOBE = 0xC0, 0xC2, 0xC4, 0xEE
 #: Sampling factors (horizontal, vertical) of the luma component that nvJPEG decodes if those of chroma are 1: 4:4:4,
 #: 4:2:2, 4:4:0, 4:2:0, 4:1:1.
 _NVJPEG_SAMPLING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sort key: image_2 comes before image_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def image_files(folder: Path) -> list[Path]:

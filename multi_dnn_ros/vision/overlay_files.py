@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.atomic_files import AtomicWriter, atomic_write, temporary_path
+from multi_dnn_ros.common.atomic_files import atomic_write, temporary_path
 
 Picture = npt.NDArray[np.uint8]
 
@@ -26,6 +32,32 @@ def check_new_overlay(path: Path) -> None:
         raise OverlayFileError(f"{path} already exists; nothing is overwritten")
     if path.suffix not in ("", ".mp4"):
         raise OverlayFileError(f"overlay {path}: allowed: a name that ends in .mp4, or a folder")
+
+
+class AtomicWriter(ABC):
+    """A file that is written in steps and gets its name at the end.
+
+    As a context manager it closes the file at the end of the block, or discards it if the block raises.
+    """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish the file and give it its name."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Close without a result."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
 
 
 class OverlayFiles(AtomicWriter):

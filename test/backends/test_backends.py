@@ -34,9 +34,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         return inputs
 
 
-@pytest.mark.parametrize(
-    ("missing", "on_gpu"), [("", "inductor"), ("needs Triton", "cuda_graph")]
-)
+@pytest.mark.parametrize(("missing", "on_gpu"), [("", "inductor"), ("needs Triton", "cuda_graph")])
 def test_auto_is_what_serves_fastest_there(missing: str, on_gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi_dnn_ros.pipeline.choices.missing_compiler", lambda device: missing)
     assert type(choose_backend("auto", CPU)) is OnnxRuntime

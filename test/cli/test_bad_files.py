@@ -19,7 +19,7 @@ from sensor_msgs.msg import Image
 from small_disk import small_disk
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import Child, loopback_environment
+from multi_dnn_ros.demo.children import Child, loopback_environment
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles, save_picture

@@ -12,7 +12,7 @@ from topic_listener import Listener
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image

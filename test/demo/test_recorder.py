@@ -13,7 +13,7 @@ from std_msgs.msg import Header
 from waiting import until
 
 from multi_dnn_ros.camera.messages import image_message
-from multi_dnn_ros.common.processes import reserved_domain
+from multi_dnn_ros.demo.children import reserved_domain
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter

@@ -19,7 +19,7 @@ from vision_msgs.msg import Detection2DArray
 from waiting import until
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 from multi_dnn_ros.settings.params_file import read_params_file
 
 _TIMEOUT_S = 120

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ros_system import RosSystem
 
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 
 
 @functools.cache

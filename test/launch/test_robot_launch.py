@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 
 FILE = Path(__file__).resolve().parents[2] / "launch" / "robot.launch.py"
 PACKAGE = """<package format="3"><name>{name}</name><version>1.0.0</version><description>x</description>

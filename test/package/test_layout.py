@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"common", "backends"},
     "planning": {"common", "graph", "models", "backends", "engine"},
     "pipeline": {"common", "settings", "vision", "decoders", "graph", "models", "backends", "engine", "planning"},
-    "serving": {"common", "settings", "backends", "engine", "planning", "pipeline"},
+    "serving": {"common", "settings", "vision", "backends", "engine", "planning", "pipeline"},
     "compression": {"common", "models", "planning"},
     "training": {"common", "settings", "vision", "decoders", "models", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning"},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.partition.units import parse_units
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.pipeline import Pipeline

@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch
 
+from multi_dnn_ros.backends import cpu_features
+from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common import cpu_features
-from multi_dnn_ros.common.cpu_features import has_int8_products
-from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.profiling import devices as module
 from multi_dnn_ros.profiling.copies import Link
 from multi_dnn_ros.profiling.devices import count_measurements, find_devices, measure_devices

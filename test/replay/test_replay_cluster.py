@@ -14,7 +14,7 @@ from replay_fakes import read_bag
 from road_bag import scenes, write_road
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common import ray_cluster
+from multi_dnn_ros.fleet import ray_cluster
 
 FRAMES = 4
 

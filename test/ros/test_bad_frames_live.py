@@ -23,7 +23,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header, String
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
+from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.recorded_frames import last_statuses
 
 WAIT_S = 60.0

@@ -20,11 +20,11 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.backends import jpeg_decoding
-from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import EngineDescription
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 OUT = "/multi_dnn/front/object/detections"
 OK, WARN, ERROR, STALE = 0, 1, 2, 3

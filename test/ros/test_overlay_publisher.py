@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from std_msgs.msg import Header
 
-from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher, OverlayTopics
 from multi_dnn_ros.vision.drawing import DrawFailure
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 from multi_dnn_ros.vision.results import Lanes
 

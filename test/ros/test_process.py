@@ -17,7 +17,7 @@ from fork_server import ForkServer
 from rclpy.context import Context
 from waiting import until
 
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 
 #: Limit for the memory of the node's process.
 MAX_BYTES = 200_000_000

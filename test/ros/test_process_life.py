@@ -27,7 +27,7 @@ from rclpy.qos import QoSProfile
 from tiny_exports import quick_dnn
 from waiting import runs, until
 
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 
 WAIT_S = 120.0
 PARAMETERS = """\

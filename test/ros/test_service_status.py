@@ -16,7 +16,7 @@ import pytest
 from fork_server import ForkServer
 from tiny_exports import quick_dnn
 
-from multi_dnn_ros.common.processes import loopback_environment
+from multi_dnn_ros.demo.children import loopback_environment
 from multi_dnn_ros.ros.service_status import NodeState, ServiceManager, ServiceStatus
 
 WAIT_S = 120.0

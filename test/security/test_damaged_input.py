@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from tiny_exports import TinyYolo, export
 
-from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.settings.flat_parameters import to_config

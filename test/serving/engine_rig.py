@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile, size_of
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.serving.descriptions import Build
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile, size_of
 
 WAIT_S = 60.0
 Message = TypeVar("Message")

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.pipeline.progress_lines import DnnReady
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 

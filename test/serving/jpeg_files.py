@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.vision.image_decoding import ImageSettings, jpeg_for_device
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 SETTINGS = ImageSettings("front", 1280 * 720)
 

@@ -12,9 +12,9 @@ import torch
 from fake_pipelines import build
 
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, Decoded, DecodeOnDevice
-from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 from multi_dnn_ros.vision.results import Detections
 
 #: First value of an image that was decoded on the device.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from fake_host import WAIT_S, Ends, FakeClock, FakeHost
 
-from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason

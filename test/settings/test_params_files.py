@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import Child, loopback_environment
+from multi_dnn_ros.demo.children import Child, loopback_environment
 from multi_dnn_ros.settings.params_sections import (
     ParamsFileError,
     applies_to,

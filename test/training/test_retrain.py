@@ -15,13 +15,13 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from fixed_batches import FixedBatches
 from fork_server import ForkServer
 from tiny_exports import SIZE, TinyMap, TinyOdd, TinyYolo, TinyYolox, export
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.load import load_dnn
@@ -305,7 +305,7 @@ def test_a_checkpoint_belongs_to_one_training_at_a_time(
     checkpoint, out, data = tmp_path / "run" / "state", tmp_path / "out.pt2", f"classes:{colours}"
     run = [*CLASSES, "--epochs", "1", "--checkpoint", checkpoint]
     command = arguments(classifier(tmp_path / "in.pt2"), out, data, *run)
-    with lock_file(checkpoint.with_name("state.lock"), ""):
+    with FileLock(checkpoint.with_name("state.lock")):
         assert main(command) == 1
     assert f"{checkpoint} is written by another training; end it first" in capsys.readouterr().err
     assert main(command) == 0

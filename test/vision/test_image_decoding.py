@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.vision.image_decoding import (
     ENCODINGS,
     ImageSettings,

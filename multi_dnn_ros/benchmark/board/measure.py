@@ -16,9 +16,8 @@ from multi_dnn_ros.benchmark.board.report import ros2_benchmark_metrics
 from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.observation import cpu_cores
 from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, move_to, time_bar
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.processes import Interrupts
+from multi_dnn_ros.common.errors import CommandError, UsageError, summarize_error
+from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -71,7 +70,7 @@ def measure_board(
     """
     mixes: dict[str, dict[str, Any]] = {}
     end_s = time.monotonic() + 60.0 * plan.minutes
-    with Interrupts(), time_bar(60.0 * plan.minutes, "starting") as bar:
+    with interrupts(), time_bar(60.0 * plan.minutes, "starting") as bar:
         for number, (name, config) in enumerate(plan.configs.items()):
             dnns = {dnn: settings.model for dnn, settings in config.dnns.items()}
             mix: dict[str, Any] = {"dnns": dnns, "device": "", "highest_hz": None, "failing_hz": None, "trials": [],

@@ -12,7 +12,10 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.benchmark.observation import Floats
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.common.reporting import counts_text, table, three_digits, write_figure, write_json
+from multi_dnn_ros.common.reporting import table, write_json
+from multi_dnn_ros.demo.report import counts_text
+from multi_dnn_ros.planning.fit import three_digits
+from multi_dnn_ros.profiling.layer_profile import write_figure
 from multi_dnn_ros.ros.board.sensors import text_of
 
 _MIB = 1 << 20

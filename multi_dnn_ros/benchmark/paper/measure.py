@@ -20,13 +20,14 @@ import torch
 from multi_dnn_ros.benchmark.paper.dnns import Work, make_loop
 from multi_dnn_ros.benchmark.paper.loops import Loop, Window
 from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
+from multi_dnn_ros.benchmark.signal_mask import block_in_children
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.memory import freeze_heap
-from multi_dnn_ros.common.parent_watch import end_with_parent
-from multi_dnn_ros.common.reporting import cpu_count, distribution
-from multi_dnn_ros.common.signal_mask import block_in_children
-from multi_dnn_ros.common.thread_switching import short_switch_interval
+from multi_dnn_ros.common.processes import end_with_parent
+from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.pipeline.choices import default_workers
+from multi_dnn_ros.serving.memory import freeze_heap
+from multi_dnn_ros.serving.thread_switching import short_switch_interval
 
 _PREPARE_LIMIT_S, _ANSWER_LIMIT_S = 900.0, 120.0
 #: Time between the request to run and the window, so that every process has received it and is warm.

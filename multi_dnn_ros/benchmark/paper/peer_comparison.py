@@ -21,9 +21,10 @@ from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.paper.branch_networks import SIZES
 from multi_dnn_ros.benchmark.paper.peers import Peer, run_peer
 from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report, run_camera, run_in_process
+from multi_dnn_ros.benchmark.signal_mask import block_in_children
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.reporting import table, three_digits
-from multi_dnn_ros.common.signal_mask import block_in_children
+from multi_dnn_ros.common.reporting import table
+from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.settings.schema import NodeConfig
 
 CAMERAS = tuple(f"camera{number}" for number in range(3))

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.common.reporting import table, three_digits, write_figure
+from multi_dnn_ros.common.reporting import table
+from multi_dnn_ros.planning.fit import three_digits
+from multi_dnn_ros.profiling.layer_profile import write_figure
 
 
 def sets_table(sets: Mapping[str, Mapping[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.common.parent_watch import end_with_parent
+from multi_dnn_ros.common.processes import end_with_parent
 
 #: Frames of a camera that are kept, so that a reader has time before its frame is overwritten.
 SLOTS = 8

@@ -17,7 +17,8 @@ from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
 from multi_dnn_ros.benchmark.rig import CameraPlan, ProcessEnded, Rig, move_to, time_bar
 from multi_dnn_ros.benchmark.soak.actions import Actions, changes_of
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import counts_text, table
+from multi_dnn_ros.common.reporting import table
+from multi_dnn_ros.demo.report import counts_text
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: A round has about a dozen changes, each of which the node must accept in time.

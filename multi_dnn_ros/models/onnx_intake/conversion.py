@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.onnx_graph import quiet_options
 from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit

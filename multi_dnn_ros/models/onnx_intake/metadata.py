@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.settings.params_file import StrictLoader
 

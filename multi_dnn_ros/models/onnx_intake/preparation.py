@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.onnx_graph import ValueType
 from multi_dnn_ros.models.onnx_intake.cutting import output_names
 from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.onnx_graph import ValueType, optimized, value_types
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 

@@ -24,14 +24,14 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder, JpegUnavailable, NvJpeg, make_jpeg_decoder
-from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
+from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine import DropReason, Engine, Frame
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.vision.image_decoding import ImageSettings, jpeg_for_device
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 GPU = torch.device("cuda", 0)
 WAIT_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.json_files import read_json_object
+from multi_dnn_ros.training.json_files import read_json_object
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:

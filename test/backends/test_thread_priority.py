@@ -8,7 +8,7 @@ import sys
 #: Runs in a separate process, because a nice value cannot be lowered again.
 _PROGRAM = """
 import os, threading
-from multi_dnn_ros.common.thread_priority import call_at_kept_priority, keep_priority
+from multi_dnn_ros.backends.thread_priority import call_at_kept_priority, keep_priority
 
 def nice():
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

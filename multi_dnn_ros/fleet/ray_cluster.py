@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError, summarize_error
 from multi_dnn_ros.common.extras import optional
 
 #: Value of --cluster for processes on this machine only.

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from multi_dnn_ros.common import ray_cluster
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.fleet import ray_cluster
 
 
 def test_a_port_that_never_answers_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,22 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.file_lock import waiting_lock
 from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
 #: Name of the file in an entry that holds what write() stored.
 CONTENT = "content.json"
+#: Longest wait for a lock.
+_WAIT_S = 600.0
 #: Hexadecimal digits of a checksum in the name of an entry.
 _DIGITS = 16
 
@@ -91,16 +94,21 @@ class MachineCache:
         except OSError as error:
             log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, path, error)
 
-    def entries(self) -> Iterator[Path]:
-        """The folders of all entries."""
-        if self.folder.is_dir():
-            yield from sorted(folder for folder in self.folder.iterdir() if folder.is_dir())
-
-    def locked(
-        self, entry: str, waiting: Callable[[str], object] = log.info
-    ) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def locked(self, entry: str) -> Iterator[None]:
         """Held while an entry is made, so that another process waits for it instead of making it, too. entry: its name.
 
-        waiting: see waiting_lock. Without effect where files cannot be locked.
+        The block also runs where files cannot be locked, and after ten minutes: the process that has locked it may
+        hang, and a second writer does no harm.
         """
-        return waiting_lock(self.folder.parent / "locks" / f"{self._kind}-{entry}", waiting)
+        path = self.folder.parent / "locks" / f"{self._kind}-{entry}"
+        lock = filelock.FileLock(path, timeout=_WAIT_S)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError, too
+            log.debug("%s is not locked: %s", path, error)
+        try:
+            yield
+        finally:
+            lock.release()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.errors import FrameError
 
 Bytes = npt.NDArray[np.uint8]
 #: (H, W, 3) uint8, C-contiguous.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi_dnn_ros.common.log_throttle import LogThrottle
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 
 _PERIOD_S = 60.0
 
