@@ -181,11 +181,11 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "yolop_drivable": "decoders.yolop:DRIVABLE",
     },
     MODEL_SOURCES: {
-        "builtin": "models.builtin_source:SPEC",
-        "torchvision": "models.torchvision_source:SPEC",
-        ".safetensors": "models.safetensors_source:SPEC",
-        ".pt2": "models.exported_source:SPEC",
-        ".onnx": "models.onnx_source:SPEC",
+        "builtin": "models.own_sources:BUILTIN",
+        "torchvision": "models.own_sources:TORCHVISION",
+        ".safetensors": "models.own_sources:SAFETENSORS",
+        ".pt2": "models.own_sources:EXPORTED",
+        ".onnx": "models.own_sources:ONNX",
     },
     RESULT_KINDS: {
         name: f"vision.result_kinds.{name}:KIND"
