@@ -18,8 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_params_file
+from multi_dnn_ros.cli.options import Commands, add_command, add_params_file
 from multi_dnn_ros.common.exit_on_signals import exit_on_signals
 from multi_dnn_ros.common.garbage_collection import gc_paused
 

@@ -60,8 +60,8 @@ def test_the_command_measures_this_cpu(
     assert cpu["not_measured"] == {}
     backends = cpu["backends"]
     assert list(backends) == list(BACKENDS.names())
-    assert backends["torchscript"]["precisions"] == ["auto", "fp32", "bf16"]
-    assert backends["torchscript"]["refused"]["fp16"] == "this backend has no fp16 on cpu"
+    assert backends["eager"]["precisions"] == ["auto", "fp32", "bf16"]
+    assert backends["eager"]["refused"]["fp16"] == "this backend has no fp16 on cpu"
     assert backends["cuda_graph"]["problem"] == "runs on cuda only"
     assert backends["onnxruntime"]["version"].startswith("onnxruntime ")
     output = capsys.readouterr().out
