@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.cli.arguments import positive, positive_float, size
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.log_folder import log_folder
-from multi_dnn_ros.cli.options import add_device, add_seed, picture_beside, read_config, save_figures
+from multi_dnn_ros.cli import options
+from multi_dnn_ros.cli.figures import log_folder, write_figures
+from multi_dnn_ros.cli.networks import add_sms
+from multi_dnn_ros.cli.options import Commands, positive
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 
-_DETAILS = """\
+_TEXT = """\
+Compare ways to run several large DNNs at once, as in the paper.
+
 The experiments of Kim, Kim and Kim (2022), the paper whose method this package implements: several DNNs at once, each
 starting its next inference when the previous one ends. The time of one inference is measured while all of them run.
 Every condition runs once in each repeat, in random order; ratios are taken within a repeat.
@@ -40,14 +42,14 @@ With --peers this package runs beside what a user would write instead: one plain
 (networks of torchvision), at fp16 on a GPU, with torch.compile, and frames of three cameras in shared memory. Both read
 the same cameras, at 30 Hz and at the highest rate with less than 5 % missing results; where rclpy is installed, the
 whole node is measured, too. The plain processes find no lane lines.
-"""
-_EXAMPLES = """\
-multi-dnn benchmark paper --set small --device cpu
-multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json
-multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
-multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --output branches.json
-multi-dnn benchmark paper --important --seconds 10 --repeats 3 --output important.json
-multi-dnn benchmark paper --peers --repeats 3 --output peers.json
+
+examples:
+  multi-dnn benchmark paper --set small --device cpu
+  multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json
+  multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
+  multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --output branches.json
+  multi-dnn benchmark paper --important --seconds 10 --repeats 3 --output important.json
+  multi-dnn benchmark paper --peers --repeats 3 --output peers.json
 """
 
 
@@ -57,21 +59,17 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
     width = max(map(len, CONDITIONS)) + 2
     conditions = "\n".join(f"  {name:<{width}}{condition.text}" for name, condition in CONDITIONS.items())
-    parser = add_command(
-        scenarios, "paper", "compare ways to run several large DNNs at once, as in the paper",
-        details=_DETAILS.format(conditions=conditions), examples=_EXAMPLES, run=_run,
-    )  # fmt: skip
+    parser = options.add_command(scenarios, "paper", _TEXT.format(conditions=conditions), _run)
     add = parser.add_argument
     add("--set", nargs="+", metavar="SET",
         help="sets of DNNs, see above (default: small; with --important: background)")  # fmt: skip
     add("--conditions", nargs="+", default=[], metavar="CONDITION",
         help="conditions, see above (default: those that the device can run, up to compile_mp)")  # fmt: skip
-    add("--sms", type=positive, metavar="N",
-        help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
+    add_sms(parser)
     add("--jobs", type=positive, default=8, metavar="N", help="jobs that a DNN is cut into (default: %(default)s)")
     add("--repeats", type=positive, default=5, metavar="N",
         help="runs per condition; with --branches times 40 (default: %(default)s)")  # fmt: skip
-    add("--seconds", type=positive_float, default=2.0, metavar="S",
+    add("--seconds", type=options.positive_float, default=2.0, metavar="S",
         help="length of each run in seconds (default: %(default)g)")  # fmt: skip
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
     add("--branches", nargs="*", metavar="MODEL",
@@ -84,12 +82,14 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="compare with plain processes instead, N of each DNN (without a number: 1)")  # fmt: skip
     add("--params-file", type=Path, metavar="YAML",
         help="with --peers: the DNNs (default: the package's config/heavy_gpu.yaml)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="image size in pixels, with --branches (default: of each network) or "
-        "--peers (default: 1280x720)")  # fmt: skip
-    add_device(parser)
-    add_seed(parser, "weights, images and the order of runs")
-    add("--output", type=Path, metavar="JSON",
-        help="write the figures to this JSON file, after each repeat or network, and a plot beside it")  # fmt: skip
+    add("--size", type=options.size, metavar="WxH",
+        help="image size in pixels, with --branches (default: of each network) or --peers (default: "
+        "1280x720)")  # fmt: skip
+    options.add_device(parser)
+    options.add_seed(parser, "weights, images and the order of runs")
+    options.add_output(
+        parser, "write the figures to this JSON file, after each repeat or network, and a plot beside it"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         require("--output", "matplotlib")
-        picture_beside(args.output)
+        options.picture_beside(args.output)
     device = choose_device(args.device, "--device is")
     check_partition(device, args.sms)
     if args.peers is not None:
@@ -120,7 +120,7 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
 
     def save(sets: dict[str, Any]) -> None:
         run = {**settings, "repeats": args.repeats, "seconds": args.seconds}
-        save_figures(args.output, {"settings": run, "sets": sets}, scenario="paper")
+        write_figures(args.output, {"settings": run, "sets": sets}, quiet=True, scenario="paper")
 
     sets = measure(chosen, conditions, base, args.seconds, args.repeats, save, partial(print, flush=True))
     print(sets_table(sets))
@@ -147,7 +147,7 @@ def _branches(args: argparse.Namespace, device: Any) -> int:
             print(f"{name} is not measured: {error}", flush=True)
         figures = {"device": str(device), "networks": networks, "failed": failed}
         if networks:
-            save_figures(args.output, figures, scenario="branches")
+            write_figures(args.output, figures, quiet=True, scenario="branches")
     if networks:
         print(branches_table(networks))
         if args.output is not None:
@@ -161,15 +161,15 @@ def _peers(args: argparse.Namespace, device: Any) -> int:
     from multi_dnn_ros.common.resources import config_file
 
     args.params_file, args.device = args.params_file or config_file("heavy_gpu.yaml"), str(device)
-    config, size = peer_config(read_config(args), args.peers), args.size or (1280, 720)
+    config, size = peer_config(options.read_config(args), args.peers), args.size or (1280, 720)
     settings = {"device": str(device), "dnns": {name: dnn.model for name, dnn in config.dnns.items()},
                 "size": list(size), "seconds": args.seconds}  # fmt: skip
 
     def save(sides: dict[str, Any]) -> None:
-        save_figures(args.output, {"settings": settings, "sides": sides}, scenario="peers")
+        write_figures(args.output, {"settings": settings, "sides": sides}, quiet=True, scenario="peers")
 
     say = partial(print, flush=True)
-    with log_folder(None) as folder:
+    with log_folder() as folder:
         print(peers_table(compare_with_peers(config, size, args.seconds, args.repeats, folder, save, say)))
     return 0
 
@@ -186,6 +186,6 @@ def _important(args: argparse.Namespace, device: Any) -> int:
             CONDITIONS["ours_fp16"], (network, *background), str(device), args.sms, jobs=args.jobs, seed=args.seed
         )
         found.append(measure_important(work, args.seconds, args.repeats, partial(print, flush=True)))
-        save_figures(args.output, {"device": str(device), "networks": found}, scenario="important")
+        write_figures(args.output, {"device": str(device), "networks": found}, quiet=True, scenario="important")
     print(important_table(found))
     return 0

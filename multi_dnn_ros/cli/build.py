@@ -23,56 +23,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_output, check_files, check_node, read_config, write_figures
+from multi_dnn_ros.cli import options
+from multi_dnn_ros.cli.figures import write_figures
 from multi_dnn_ros.common.errors import CommandError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = add_command(commands, "build", __doc__, run)
+    parser = options.add_command(commands, "build", __doc__, run)
     add = parser.add_argument
     add("params_file", type=Path, nargs="?", metavar="CONFIG",
         help="parameter file of the node (default: the package's config/multi_dnn.yaml)")  # fmt: skip
-    add("--node", metavar="NAME", help="full name of the node whose section of the file is used "
-        "(default: /multi_dnn)")  # fmt: skip
-    add_device(parser, None)
-    add_output(parser, "write the summary to this JSON file")
+    add("--node", type=options.node_name, metavar="NAME",
+        help="full name of the node whose section of the file is used (default: /multi_dnn)")  # fmt: skip
+    options.add_device(parser, None)
+    options.add_output(parser, "write the summary to this JSON file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Fill the caches, and print progress and the summary."""
-    check_files(args, "output")
-    if args.node is not None:
-        check_node(args.node)
-    config = read_config(args, args.node).model_copy(update={"isolation": "process"})
+    options.check_writable("--output", args.output)
+    config = options.read_config(args, args.node).model_copy(update={"isolation": "process"})
 
-    from multi_dnn_ros.backends.inductor import cache_directory
-    from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.common.resources import cache_folder
     from multi_dnn_ros.serving.descriptions import ConfigureError
 
-    before = {**_files(cache_folder()), **_files(cache_directory())}
     try:
         first_s = _configure(config, lambda line: print(line, flush=True))
         print("configuring again, from the caches", flush=True)
         again_s = _configure(config, lambda line: None)
     except ConfigureError as error:
         raise CommandError(str(error)) from None
-    folders = [path for path in sorted(cache_folder().iterdir()) if path.is_dir()]
-    caches, rows = [], []
-    for folder in dict.fromkeys([*folders, cache_directory()]):
-        after = _files(folder)
-        made = [size for file, (changed, size) in after.items() if before.get(file) != (changed, size)]
-        total = sum(size for _, size in after.values())
-        caches.append({"where": str(folder), "files": len(made), "bytes": sum(made), "total_bytes": total})
-        rows.append([str(folder), str(len(made)), f"{sum(made) / 1024:.0f}", f"{total / 1024:.0f}"])
-    print(f"\n{table(['cache', 'files made', 'KiB made', 'KiB in total'], rows)}\n")
-    print(f"configured in {first_s:.1f} s, and from the caches in {again_s:.1f} s")
-    write_figures(args.output, {"first_s": first_s, "again_s": again_s, "dnns": list(config.dnns), "caches": caches})
+    print(f"configured in {first_s:.1f} s, and from the caches in {cache_folder()} in {again_s:.1f} s")
+    write_figures(args.output, {"first_s": first_s, "again_s": again_s, "dnns": list(config.dnns)})
     return 0
 
 
@@ -87,16 +73,3 @@ def _configure(config: NodeConfig, report: Callable[[str], None]) -> float:
         return time.monotonic() - begin
     finally:
         host.close()
-
-
-def _files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Time and size of each file below the folder, which need not exist."""
-    found = {}
-    for file in folder.rglob("*"):
-        try:
-            status = file.stat()
-        except OSError:  # removed meanwhile
-            continue
-        if file.is_file():
-            found[file] = (status.st_mtime_ns, status.st_size)
-    return found

@@ -25,13 +25,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size, topic_name
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_seed
+from multi_dnn_ros.cli import options
+from multi_dnn_ros.cli.options import Commands, natural, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.camera.publisher import Report
     from multi_dnn_ros.camera.sources import Source
 
 #: Encodings of sensor_msgs/Image, and those of CompressedImage.
@@ -46,22 +44,23 @@ _WAIT_LIMIT_S = 600.0
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = add_command(commands, "camera", __doc__, run, takes_ros_args=True)
+    parser = options.add_command(commands, "camera", __doc__, run, takes_ros_args=True)
     parser.add_argument("source", metavar="SOURCE", help="what to publish, see above")
     add = parser.add_argument_group("topic and images").add_argument
-    add("--camera", default="front", type=camera_name, metavar="NAME",
+    add("--camera", default="front", type=options.camera_name, metavar="NAME",
         help="camera name, the first part of the topic (default: front)")  # fmt: skip
-    add("--topic", type=topic_name, help="topic to publish on (default: CAMERA/image_raw, see above)")
-    add("--size", type=size, metavar="WxH",
+    add("--topic", type=options.topic_name, help="topic to publish on (default: CAMERA/image_raw, see above)")
+    add("--size", type=options.size, metavar="WxH",
         help="resize to this size in pixels (default: the source's; scenes: 640x480)")  # fmt: skip
     add("--encoding", choices=(*ENCODINGS, *_COMPRESSED), default="rgb8", metavar="NAME",
         help=f"{' or '.join(_COMPRESSED)} (CompressedImage), or an encoding of sensor_msgs/Image: "
         f"{', '.join(ENCODINGS)} (default: %(default)s)")  # fmt: skip
-    add_seed(parser, "the generated scenes")
+    options.add_seed(parser, "the generated scenes")
     add("--truth", action="store_true",
         help="scenes: also publish the true boxes and lanes, on CAMERA/truth/detections and lane_mask")  # fmt: skip
     add = parser.add_argument_group("timing").add_argument
-    add("--rate", type=positive_float, metavar="HZ", help="images per second (default: the source's own, or 10)")
+    add("--rate", type=options.positive_float, metavar="HZ",
+        help="images per second (default: the source's own, or 10)")  # fmt: skip
     add("--count", type=positive, metavar="N",
         help="stop after N images; scenes are then rendered before the first one is published (default: at the end of "
         "the source)")  # fmt: skip
@@ -75,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
     """Publish until the source ends, --count is reached or the process is stopped."""
     from tqdm import tqdm
 
-    from multi_dnn_ros.camera.publisher import Report
     from multi_dnn_ros.camera.sources import SceneSource, open_source
 
     if args.truth and args.source != "scenes":
@@ -86,54 +84,49 @@ def run(args: argparse.Namespace) -> int:
     if args.count is not None and isinstance(source, SceneSource):
         with tqdm(total=source.count, unit="image", desc="rendering", leave=False, disable=None) as bar:
             source.prepare(bar.update)
-    report = Report()
-    interrupted = _publish(args, source, report)
+    published, interrupted = _publish(args, source)
     for note in source.notes:
         print(f"warning: {note}", file=sys.stderr)
-    if not report.published and not interrupted:
+    if not published and not interrupted:
         raise CommandError(f"{source.name}: nothing was published")
     return 0
 
 
-def _publish(args: argparse.Namespace, source: Source, report: Report) -> bool:
-    """Publish the source on its topics. Returns whether this was interrupted."""
+def _publish(args: argparse.Namespace, source: Source) -> tuple[int, bool]:
+    """Publish the source on its topics. Returns the number of images, and whether this was interrupted."""
     import rclpy
     from rclpy.executors import ExternalShutdownException
 
-    from multi_dnn_ros.camera.publisher import CameraPublisher, play
+    from multi_dnn_ros.camera.publisher import CameraPublisher, Report, play
     from multi_dnn_ros.ros.middleware import configure
     from multi_dnn_ros.serving.memory import configure_malloc
 
     configure_malloc()
-    middleware = configure()
+    middleware, report = configure(), Report()
     suffix = "/compressed" if args.encoding in _COMPRESSED else ""
-    topic = args.topic or f"{args.camera}/image_raw{suffix}"
-    node = None
+    truth = f"{args.camera}/truth" if args.truth else None
     try:
-        try:
-            rclpy.init(args=["--ros-args", *args.ros_args])
-            node = rclpy.create_node(f"camera_{args.camera}")
-        except Exception as error:  # a wrong argument, for which rclpy raises several types
-            raise CommandError(f"rclpy cannot start ({type(error).__name__}): {error}") from error
+        rclpy.init(args=["--ros-args", *args.ros_args])
+        node = rclpy.create_node(f"camera_{args.camera}")
+    except Exception as error:  # a wrong argument, for which rclpy raises several types
+        rclpy.try_shutdown()
+        raise CommandError(f"rclpy cannot start ({type(error).__name__}): {error}") from error
+    try:
         node.get_logger().info(middleware)
-        truth = f"{args.camera}/truth" if args.truth else None
+        topic = args.topic or f"{args.camera}/image_raw{suffix}"
         publisher = CameraPublisher(node, topic, args.camera, args.encoding, args.size, truth)
         print(f"publishing {source.name} on {publisher.topic}", flush=True)
-        try:
-            publisher.wait_for_subscribers(args.wait_for_subscribers, _WAIT_LIMIT_S, rclpy.ok)
-            play(source, publisher.publish, report, rate_hz=args.rate, count=args.count, loop=args.loop,
-                 running=rclpy.ok)  # fmt: skip
-            publisher.flush(timeout_s=2.0)
-            return False
-        except (KeyboardInterrupt, ExternalShutdownException):
-            return True
-        except Exception:
-            if rclpy.ok():
-                raise
-            return True  # after a signal, publishing fails with various errors
-        finally:
-            print(report, flush=True)
+        publisher.wait_for_subscribers(args.wait_for_subscribers, _WAIT_LIMIT_S, rclpy.ok)
+        play(source, publisher.publish, report, rate_hz=args.rate, count=args.count, loop=args.loop, running=rclpy.ok)
+        publisher.flush(timeout_s=2.0)
+        return report.published, False
+    except (KeyboardInterrupt, ExternalShutdownException):
+        return report.published, True
+    except Exception:
+        if rclpy.ok():
+            raise
+        return report.published, True  # after a signal, publishing fails with various errors
     finally:
-        if node is not None:
-            node.destroy_node()
+        print(report, flush=True)
+        node.destroy_node()
         rclpy.try_shutdown()

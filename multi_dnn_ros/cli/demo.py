@@ -1,29 +1,22 @@
 """Run a camera and the node on a generated road, and score and record the results.
 
 A camera process publishes images of a drive along a generated road, and the node processes them, both on the loopback
-interface. The results are recorded and compared with the ground truth. The first drive uses the package's three DNNs,
-the second the same DNNs decomposed and retrained, on the same road; with --params-file there is one drive.
+interface. The results are recorded and compared with the ground truth. The DNNs are those of --params-file;
+config/multi_dnn_small.yaml has the package's DNNs decomposed and retrained.
 
-Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN, and what
-decomposition changed: scores, MACs, latency, file size. Exit code 1 if a DNN published nothing or, with --video, if the
-video is damaged.
+Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN. Exit code 1
+if a DNN published nothing or, with --video, if the video is damaged.
 
-Written to the output folder, and for the decomposed DNNs to its subfolder `decomposed`:
+Written to the output folder, where the files of an earlier demo are replaced:
   overlay.mp4, overlay.png   the results drawn on the images
   summary.json               all figures, with machine, versions and command
-  diagnostics.json           the node's diagnostics, message by message
   bag/                       a rosbag2 recording of images (JPEG), truth, results and diagnostics
   node.log, camera.log       output of the two processes
-  comparison.json            figures of both drives (in the output folder only)
-
-Files of an earlier demo are replaced. If a recording, result or log file with one of these names is not from a demo,
-the command fails.
 
 With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or
 pedestrian is also its role. MODEL is builtin:<name> or a file; torchvision networks need the parameter `weights`: name
 them in a --params-file. With neither --model nor --params-file, the package's DNNs run. As there is no ground truth,
-the table and summary.json contain the number of results by class and the times per frame. overlay.mp4, overlay.png,
-summary.json and bag/ are written.
+the table and summary.json contain the number of results by class and the times per frame; there are no logs.
 
 examples:
   multi-dnn demo
@@ -41,9 +34,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural, positive_float, size
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import read_config, rows_table
+from multi_dnn_ros.cli import options
+from multi_dnn_ros.cli.figures import rows_table, write_figures
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.forms import DEVICE_FORMS, model_forms
 
@@ -56,17 +48,17 @@ _MODELS = ", ".join(form for form in model_forms() if not form.startswith("torch
 _NODE = "/multi_dnn"
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = add_command(commands, "demo", __doc__, run, libraries=("pycocotools",))
+    parser = options.add_command(commands, "demo", __doc__, run, libraries=("pycocotools",))
+    options.add_params_file(parser)
     add = parser.add_argument
     add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
-    add("--seconds", type=positive_float, metavar="S",
-        help="seconds of each drive (default: 15), or of the part of --video to use (default: all)")  # fmt: skip
-    add("--rate", type=positive_float, metavar="HZ", help="images per second (default: 10)")
-    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
-    add("--seed", type=natural, metavar="N", help="random seed of the road (default: 8)")
-    add("--params-file", type=Path, metavar="YAML", help="a single drive with the node's parameters from this file")
+    add("--seconds", type=options.positive_float, metavar="S",
+        help="seconds of the drive (default: 15), or of the part of --video to use (default: all)")  # fmt: skip
+    add("--rate", type=options.positive_float, metavar="HZ", help="images per second (default: 10)")
+    add("--size", type=options.size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
+    add("--seed", type=options.natural, metavar="N", help="random seed of the road (default: 8)")
     add = parser.add_argument_group("any video").add_argument
     add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
     add("--model", type=_named_model, action="append", default=[], metavar="NAME=MODEL",
@@ -78,36 +70,28 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Returns 1 if a DNN published nothing or, with --video, if the video is damaged."""
-    if args.video is not None:
-        for option in ("rate", "size", "seed"):
-            if getattr(args, option) is not None:
-                raise UsageError(f"--{option} is for the generated road, not for --video")
-        if args.model and args.params_file is not None:
-            raise UsageError("--model and --params-file both name the DNNs; give only one of them")
-        if not args.video.exists():
-            raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
-        return _run_video(args)
-    for option in ("model", "device"):
-        if getattr(args, option):
-            raise UsageError(f"--{option} needs --video; a drive takes DNNs and device from its parameter file")
-    if args.params_file is not None:
-        read_config(args, _NODE)  # before anything is imported or written
-    from multi_dnn_ros.demo.comparison import run_both
-    from multi_dnn_ros.demo.drive import Demo
-    from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
+    for option in ("rate", "size", "seed") if args.video is not None else ("model", "device"):
+        if getattr(args, option) not in (None, []):
+            raise UsageError(f"--{option} {'is for the generated road, not for' if args.video else 'needs'} --video")
+    if args.video is None:
+        options.read_config(args, _NODE)  # before anything is imported or written
+        from multi_dnn_ros.common.resources import config_file
+        from multi_dnn_ros.demo.drive import Demo
+        from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
 
-    if args.size is not None and not all(MIN_SIDE <= side <= MAX_SIDE for side in args.size):
-        width, height = args.size
-        raise UsageError(
-            f"--size {width}x{height}: each side of the road's images must be {MIN_SIDE} to {MAX_SIDE} pixels"
-        )
-    demo = Demo(
-        args.output, args.params_file or Path(), args.seconds or 15.0, args.rate or 10.0, args.size or (640, 480),
-        8 if args.seed is None else args.seed,
-    )  # fmt: skip
-    if args.params_file is None:
-        return run_both(demo, Demo.run)
-    return 1 if demo.run()["silent"] else 0
+        width, height = size = args.size or (640, 480)
+        if not all(MIN_SIDE <= side <= MAX_SIDE for side in size):
+            allowed = f"each side of the road's images must be {MIN_SIDE} to {MAX_SIDE} pixels"
+            raise UsageError(f"--size {width}x{height}: {allowed}")
+        params_file = args.params_file or config_file("multi_dnn.yaml")
+        seed = 8 if args.seed is None else args.seed
+        demo = Demo(args.output, params_file, args.seconds or 15.0, args.rate or 10.0, size, seed)
+        return 1 if demo.run()["silent"] else 0
+    if args.model and args.params_file is not None:
+        raise UsageError("--model and --params-file both name the DNNs; give only one of them")
+    if not args.video.exists():
+        raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
+    return _run_video(args)
 
 
 def _run_video(args: argparse.Namespace) -> int:
@@ -115,7 +99,6 @@ def _run_video(args: argparse.Namespace) -> int:
     config = _config(args)
 
     from multi_dnn_ros.camera.sources import SourceError
-    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.demo.output_folder import check_output, clear_output
     from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
     from multi_dnn_ros.replay.replay import configured_replay
@@ -131,30 +114,22 @@ def _run_video(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
     clear_output(args.output)
-    figures = VideoFigures(config.dnns)
+    figures = VideoFigures()
     summary = _replay(args.output, video, replay, figures)
     found = {name: {"model": config.dnns[name].model, **each} for name, each in figures.as_json(summary).items()}
-    content = {"video": str(args.video), "device": str(replay.device), "dnns": found}
-    write_json(args.output / "summary.json", {**provenance(), **content, "input_damage": summary.input_damage})
-    print(rows_table([_row(name, each) for name, each in found.items()]))
+    print(rows_table([
+        {"DNN": name, **{key: each[key] for key in ("offered", "published", "dropped", "by_class")},
+         **{f"{key} ms": each["inference_ms"].get(key) for key in ("p50", "p95")}}
+        for name, each in found.items()
+    ]))  # fmt: skip
     for damage in summary.input_damage:
         print(f"warning: {damage}", file=sys.stderr)
+    content = {"video": str(args.video), "device": str(replay.device), "dnns": found}
+    write_figures(args.output / "summary.json", {**content, "input_damage": summary.input_damage}, quiet=True)
     print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
-    silent = [dnn for dnn, frames in figures.frames.items() if not frames]
-    if silent:
+    if silent := [name for name, each in found.items() if not each["published"]]:
         print(f"FAILED: no result from {', '.join(silent)}")
     return 1 if silent or summary.input_damage else 0
-
-
-def _row(name: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """A DNN in the table of --video."""
-    times, published, results = figures["inference_ms"], figures["published"], figures["results"]
-    mean = results / published if published and results is not None else None
-    return {
-        "DNN": name, "model": Path(figures["model"]).name, "frames": f"{published} of {figures['offered']}",
-        "dropped": figures["dropped"], "p50 ms": times.get("p50"), "p95 ms": times.get("p95"),
-        "results per frame": mean, "found": dict(list(figures["by_class"].items())[:3]),
-    }  # fmt: skip
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
@@ -162,7 +137,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     from multi_dnn_ros.settings.flat_parameters import to_config
 
     if not args.model:
-        config = read_config(args, _NODE)
+        config = options.read_config(args, _NODE)
         camera = next(iter(config.cameras))
         dnns = {
             name: dnn.model_copy(update={"cameras": []})
@@ -173,19 +148,16 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     models = dict(args.model)
     if len(models) < len(args.model):
         raise UsageError("--model names a DNN twice; give each DNN its own name")
-    flat: dict[str, Any] = {"cameras": ["front"], "dnns": list(models)}
+    flat: dict[str, Any] = {"cameras": ["front"], "dnns": list(models), "device": args.device or "auto"}
     for name, model in models.items():
         flat |= {f"dnn.{name}.role": name, f"dnn.{name}.model": model}
-    if args.device is not None:
-        flat["device"] = args.device
     config = to_config(flat)
     from multi_dnn_ros.models.decoder_choice import with_assumed_labels
 
     for name, dnn in config.dnns.items():
         complete = with_assumed_labels(name, dnn)
         if complete is not dnn:
-            shown = complete.labels[0] if len(complete.labels) == 1 else f"{complete.labels[0]}, ..."
-            print(f"{dnn.model} has no class names; assumed: {shown}", file=sys.stderr)
+            print(f"{dnn.model} has no class names; assumed: {', '.join(complete.labels[:3])} ...", file=sys.stderr)
             config.dnns[name] = complete
     return config
 
@@ -194,7 +166,6 @@ def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFi
     """Replay the video, and draw its frames and, as a picture, the one with most results."""
     from tqdm import tqdm
 
-    from multi_dnn_ros.demo.output_folder import MARK
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.replay.bag_writer import BagWriter
     from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
@@ -202,7 +173,6 @@ def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFi
     picture, max_found = None, -1
     with ExitStack() as stack:
         writer = stack.enter_context(BagWriter(output / "bag"))
-        writer.add_file(MARK, "")
         overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
         bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
 

@@ -21,10 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import check_files, rows_table
-from multi_dnn_ros.profiling.torch_threads import torch_threads
+from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
+from multi_dnn_ros.cli.options import Commands, add_command, check_writable, natural
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.copies import Link
@@ -41,14 +39,13 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find and measure the devices, print tables and write JSON."""
-    check_files(args, "json")
+    check_writable("--json", args.json)
     import torch
 
-    from multi_dnn_ros.cli.progress import progress_bar
-    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.profiling.devices import describe, find_devices, measure_devices
     from multi_dnn_ros.profiling.limits import busy_warning
+    from multi_dnn_ros.profiling.torch_threads import torch_threads
 
     devices = find_devices()
     links: list[Link] = []
@@ -64,43 +61,29 @@ def run(args: argparse.Namespace) -> int:
                            "GB/s": link.bytes_per_s and link.bytes_per_s / 1e9} for link in links]))  # fmt: skip
     for text in warnings:
         print(f"warning: {text}")
-    if args.json is not None:
-        content: dict[str, Any] = {"cpu_threads": threads, "warnings": warnings}
-        content |= {"devices": [describe(device) for device in devices], "links": [vars(link) for link in links]}
-        write_json(args.json, {**provenance(), **content})
-        print(f"written to {args.json}")
+    content: dict[str, Any] = {"cpu_threads": threads, "warnings": warnings}
+    content |= {"devices": [describe(device) for device in devices], "links": [vars(link) for link in links]}
+    write_figures(args.json, content)
     return 0
 
 
 def _print(devices: Sequence[Device]) -> None:
     """What the devices are, what was measured, their backends, and what does not work."""
-    named = [
-        {"device": device.id, "name": device.name, "memory, GiB": device.memory_bytes / 2**30,
-         "cores or SMs": device.cores_or_sms, "has": ", ".join(device.features)}
-        for device in devices
-    ]  # fmt: skip
-    print(f"{rows_table(named)}\n")
-    speeds = [rates for device in devices if (rates := _rates(device))]
-    if speeds:
-        print(f"{rows_table(speeds)}\n")
     rows, reasons = [], []
     for device in devices:
+        row = {"device": device.id, "name": device.name, "memory, GiB": device.memory_bytes / 2**30,
+               "cores or SMs": device.cores_or_sms, "has": ", ".join(device.features)}  # fmt: skip
+        speeds = {name: f"{ops / 1e12:.3g}" for name, ops in device.ops_per_s.items()}
+        copies = {name: getattr(device, f"{name}bytes_per_s") for name in ("", "from_host_", "to_host_")}
+        found = {name.replace("_", " ") or "memory": f"{rate / 1e9:.3g}" for name, rate in copies.items() if rate}
+        rows.append({**row, "TFLOP/s (int8: TOP/s)": speeds, "GB/s": found})
         reasons += [f"{device.id}, {name}, not measured: {text}" for name, text in device.not_measured.items()]
-        for backend in device.backends:
-            precisions = ", ".join(backend.precisions) or "-"
-            rows.append({"device": device.id, "backend": backend.name, "version": backend.version,
-                         "precisions": precisions})  # fmt: skip
-            if backend.problem:
-                reasons.append(f"{device.id}, {backend.name}: {backend.problem}")
-            else:
-                reasons += [f"{device.id}, {backend.name}, {name}: {text}" for name, text in backend.refused.items()]
-    print(rows_table(rows), "\nDoes not work:", *(f"  {reason}" for reason in reasons), sep="\n")
-
-
-def _rates(device: Device) -> dict[str, Any]:
-    """The measured speeds of a device; empty if nothing was measured."""
-    rates = {f"{name}, T{'OP' if name == 'int8' else 'FLOP'}/s": ops / 1e12 for name, ops in device.ops_per_s.items()}
-    for name in ("bytes_per_s", "from_host_bytes_per_s", "to_host_bytes_per_s"):
-        if (measured := getattr(device, name)) is not None:
-            rates[f"{name.removesuffix('bytes_per_s').replace('_', ' ') or 'memory '}GB/s"] = measured / 1e9
-    return {"device": device.id, **rates} if rates else {}
+    print(f"{rows_table(rows)}\n")
+    backends = []
+    for device in devices:
+        for each in device.backends:
+            backends.append({"device": device.id, "backend": each.name, "version": each.version,
+                             "precisions": ", ".join(each.precisions)})  # fmt: skip
+            refused = {"": each.problem} if each.problem else each.refused
+            reasons += [f"{device.id}, {each.name}{name and ', '}{name}: {text}" for name, text in refused.items()]
+    print(rows_table(backends), "\nDoes not work:", *(f"  {reason}" for reason in reasons), sep="\n")

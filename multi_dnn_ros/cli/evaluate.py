@@ -9,26 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli import evaluate_configured
-from multi_dnn_ros.cli.arguments import positive
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured
-from multi_dnn_ros.cli.network_arguments import (
-    DATA_HELP,
-    add_calibration,
-    add_data,
-    add_model,
-    add_network,
-    add_target,
-    calibration_inputs,
-    check_files,
-    check_weights,
-    instances,
-    read_data,
-    read_target,
-    read_trainable,
-)
-from multi_dnn_ros.cli.options import check_writable
+from multi_dnn_ros.cli import networks
+from multi_dnn_ros.cli.figures import rows_table, write_figures
+from multi_dnn_ros.cli.options import Commands, add_command, check_writable, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -40,8 +23,14 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.samples import Rows
     from multi_dnn_ros.training.trainable import Trainable
 
-JSON_NAME = evaluate_configured.JSON_NAME
-_DETAILS = f"""\
+#: Options that are allowed only with MODEL.
+_MODEL_OPTIONS = (
+    *("weights", "num-classes", "size", "decoder", "labels", "thresholds", "batch-size", "served", "latency"),
+    *("backend", "precision", "calibration-images"),
+)
+_TEXT = f"""\
+Compare the scores, operations and latency of DNNs.
+
 Each DNN is scored on the test part of the data, and its cost is shown: MACs, parameters, file size and, with --latency,
 the time per inference on --device. The first MODEL is the baseline of the comparison, for example the original network
 before `decompose` and `retrain`.
@@ -53,95 +42,96 @@ precision and backend that the node uses.
 --params-file scores each result of a DNN with its configured crop, on whole images. Each result is compared
 with the ground truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
 
-{DATA_HELP}"""
-_EXAMPLES = """\
-multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
-multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
-multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
-multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
-multi-dnn evaluate people.onnx --labels person --data coco:coco
-multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
-multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data lanes:my_lanes
+{networks.DATA_HELP}
+examples:
+  multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
+  multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
+  multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
+  multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu
+  multi-dnn evaluate people.onnx --labels person --data coco:coco
+  multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
+  multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data lanes:my_lanes
 """
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "evaluate", "compare the scores, operations and latency of DNNs", details=_DETAILS,
-        examples=_EXAMPLES, run=run, libraries=("pycocotools",),
-    )  # fmt: skip
-    add_model(parser, several=True, optional=True, what="networks to compare")
-    add_configured_dnn(parser)
-    add_data(parser)
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "evaluate", _TEXT, run, libraries=("pycocotools",))
+    networks.add_model(parser, "*", "networks to compare")
+    networks.add_configured_dnn(parser)
+    networks.add_data(parser)
     add = parser.add_argument
-    add(
-        "--limit",
-        type=positive,
-        metavar="N",
-        help="score only N images, evenly spaced over the test part (default: all)",
-    )
+    add("--limit", type=positive, metavar="N",
+        help="score only N images, evenly spaced over the test part (default: all)")  # fmt: skip
     add("--thresholds", action="store_true",
         help="detectors and lane networks: also list precision and recall, and false boxes per image, at score "
         "thresholds from 0.05 to 0.95, with the node's NMS; images without any object are allowed")  # fmt: skip
     add("--batch-size", type=positive, default=64, metavar="N",
         help="images per inference while scoring (default: %(default)s)")  # fmt: skip
-    add_network(parser.add_argument_group("network"))
+    networks.add_network(parser.add_argument_group("network"))
     serving = parser.add_argument_group("serving and timing")
     add = serving.add_argument
     add("--served", action="store_true",
         help="add a row per network with its scores as the node serves it: batch norms folded, one image per "
         "inference, with --backend at --precision on --device")  # fmt: skip
     add("--latency", action="store_true", help="time the networks in turn")
-    add_target(serving, int8=True)
-    add_calibration(serving)
+    networks.add_target(serving, int8=True)
+    add("--calibration-images", default="", metavar="DIR",
+        help="for int8: folder of images on which value ranges are measured, as the node's parameter of this name "
+        "(default: generated road images)")  # fmt: skip
     parser.add_argument("--report", type=Path, metavar="DIR",
                         help="folder to write report.json to: all scores, costs and times")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Score the networks, print the table and write the report."""
-    check_configured(args, args.models, evaluate_configured.MODEL_OPTIONS)
-    check_files(args.weights, args.data, *args.models)
+    networks.check_configured(args, args.models, _MODEL_OPTIONS)
+    networks.check_files(args.weights, args.data, *args.models)
+    report = args.report and args.report / "report.json"
+    check_writable("--report", report)
     if args.params_file is not None:
-        return evaluate_configured.evaluate_configured(args)
-    from multi_dnn_ros.common.reporting import provenance, write_json
+        return _run_configured(args, report)
     from multi_dnn_ros.pipeline.choices import choose_device
 
-    check_weights(args, args.models)
-    report = args.report / JSON_NAME if args.report is not None else None
-    if report is not None:
-        check_writable("--report", report)
+    networks.check_weights(args, *args.models)
     device = choose_device(args.device, "--device is")
-    networks = [read_trainable(args, model) for model in args.models]
-    task = networks[0].task
+    found = [networks.read_trainable(args, model) for model in args.models]
+    task = found[0].task
     if args.thresholds and task == "classes":
-        raise UsageError(f"--thresholds is for detectors and lane networks; {networks[0].model} is a classifier")
-    for network in networks[1:]:
+        raise UsageError(f"--thresholds is for detectors and lane networks; {found[0].model} is a classifier")
+    for network in found:
         if network.task != task:
             raise UsageError(
-                f"{network.model} is for {network.task}, {networks[0].model} for {task}; expected networks of one task"
+                f"{network.model} is for {network.task}, {found[0].model} for {task}; expected networks of one task"
             )
-    targets = [_target(args, network) for network in networks] if args.served or args.latency else []
-    content: dict[str, Any] = {**provenance(), "device": str(device), "task": task, "networks": []}
+    if args.latency and len({network.size for network in found}) > 1:
+        raise UsageError("--latency compares networks of one input size; these have several: set --size")
+    targets = [_target(args, network) for network in found] if args.served or args.latency else []
     groups: list[list[dict[str, Any]]] = []
-    for network, target in zip_longest(networks, targets):
+
+    def save(*, quiet: bool = True) -> None:
+        rows = [row for group in groups for row in group]
+        write_figures(report, {"device": str(device), "task": task, "networks": rows}, quiet=quiet)
+
+    for network, target in zip_longest(found, targets):
         groups.append(_scored(args, network, device, target if args.served else None))
-        content["networks"] += groups[-1]
-        if report is not None:  # after each network, because scoring takes long
-            write_json(report, content)
+        save()  # after each network, because scoring takes long
     if args.latency:
-        _add_latency(args, targets[0], networks, groups)
-        if report is not None:
-            write_json(report, content)
-    _print(content)
-    if report is not None:
-        print(f"report written to {report}")
+        from multi_dnn_ros.planning.timing import compare
+
+        width, height = found[0].size
+        modules = [network.network for network in found]
+        for count, times in compare(modules, (1, 3, height, width), targets[0], networks.copies(targets[0])).items():
+            for group, ms in zip(groups, times, strict=True):  # all rows of a network show its time
+                for row in group:
+                    row["latency_ms"].append({"instances": count, "ms": ms, "target": targets[0].name()})
+    _print([row for group in groups for row in group])
+    save(quiet=False)
     return 0
 
 
 def _target(args: argparse.Namespace, network: Trainable) -> Target:
-    target = read_target(args, calibration=partial(calibration_inputs, network, args.calibration_images))
+    target = networks.read_target(args, partial(networks.calibration_inputs, network, args.calibration_images))
     target.make_backend()  # raises for a precision that the device does not have, before minutes of scoring
     return target
 
@@ -150,6 +140,8 @@ def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
     """The rows of a network: in float32; with a target, also as the node serves it."""
+    from multi_dnn_ros.training.data import evenly_spaced
+    from multi_dnn_ros.training.samples import SomeRows
     from multi_dnn_ros.training.scoring import Served, operating_points
 
     entries, modules = [_cost(network)], [network.network]
@@ -161,8 +153,9 @@ def _scored(
         modules.append(chain)
     network.network.to(device)
     try:
-        for data in read_data(args, network):
-            rows = _rows(args, data)
+        for data in networks.read_data(args, network):
+            test = data.part("test")
+            rows = SomeRows(test, evenly_spaced(args.limit or len(test), len(test)))
             for entry, module in zip(entries, modules, strict=True):
                 name = f"{label(entry)} on {data.name}"
                 entry["scores"][data.name] = _scores(args, network, data, rows, module, name)
@@ -218,70 +211,77 @@ def _scores(
     return {"images": len(rows), **scores}
 
 
-def _rows(args: argparse.Namespace, data: Data) -> Rows:
-    """The test part of the data, or --limit images of it."""
-    from multi_dnn_ros.training.data import evenly_spaced
-    from multi_dnn_ros.training.samples import SomeRows
-
-    rows = data.part("test")
-    return SomeRows(rows, evenly_spaced(args.limit or len(rows), len(rows)))
-
-
-def _add_latency(
-    args: argparse.Namespace, target: Target, networks: list[Trainable], groups: list[list[dict[str, Any]]]
-) -> None:
-    """Time each network as the node serves it; all rows of a network show this time."""
-    from multi_dnn_ros.planning.timing import compare
-
-    if len({network.size for network in networks}) > 1:
-        raise UsageError("--latency compares networks of one input size; these have several: set --size")
-    width, height = networks[0].size
-    modules = [network.network for network in networks]
-    for count, times in compare(modules, (1, 3, height, width), target, (1, instances(args, target))).items():
-        for rows, ms in zip(groups, times, strict=True):
-            for row in rows:
-                row["latency_ms"].append({"instances": count, "ms": ms, "target": target.name()})
-
-
 def label(network: Mapping[str, Any]) -> str:
     """Name of a row: the model and, after it, the backend that served it."""
     served = network["served"]
     return str(network["model"]) + (f", served: {served['backend']} {served['precision']}" if served else "")
 
 
-def _print(content: Mapping[str, Any]) -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     """Print a row per network, with changes relative to the first, and the precision and recall by threshold."""
-    from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.demo.comparison import with_change
-
-    networks = content["networks"]
-    first, sets = networks[0], list(networks[0]["scores"])
+    first = rows[0]
     # The score of a class, such as map50_car, is only in the report.
-    shown = list(dict.fromkeys(name for network in networks for scores in network["scores"].values() for name in scores
+    shown = list(dict.fromkeys(name for row in rows for scores in row["scores"].values() for name in scores
                                if name != "images" and not name.startswith("map50_")))  # fmt: skip
-    header = ["network", *(name if len(sets) == 1 else f"{name} ({data})" for data in sets for name in shown)]
-    header += ["GMACs", "M parameters", "MB"]
-    header += ["ms alone" if it["instances"] == 1 else f"ms, {it['instances']} at once" for it in first["latency_ms"]]
-    rows = []
-    for network in networks:
-        cells = [label(network), *(_share(network["scores"][data].get(name)) for data in sets for name in shown)]
-        values = [(each["macs"] / 1e9, each["parameters"] / 1e6, each["file_bytes"] / 1e6,
-                   *(entry["ms"] for entry in each["latency_ms"])) for each in (network, first)]  # fmt: skip
-        cells += [
-            with_change(own, None if network is first else of_first) for own, of_first in zip(*values, strict=True)
-        ]
-        rows.append(cells)
-    print(table(header, rows))
+    lines = []
+    for row in rows:
+        line = {"network": label(row)}
+        for data, scores in row["scores"].items():
+            where = "" if len(first["scores"]) == 1 else f" ({data})"
+            line |= {f"{name}{where}": _share(scores.get(name)) for name in shown}
+        for name, key, unit in (("GMACs", "macs", 1e9), ("M parameters", "parameters", 1e6), ("MB", "file_bytes", 1e6)):
+            line[name] = _with_change(row[key] / unit, None if row is first else first[key] / unit)
+        for own, before in zip(row["latency_ms"], first["latency_ms"], strict=True):
+            name = "ms alone" if own["instances"] == 1 else f"ms, {own['instances']} at once"
+            line[name] = _with_change(own["ms"], None if row is first else before["ms"])
+        lines.append(line)
+    print(rows_table(lines))
     counts = ", ".join(f"{name} ({scores['images']} images)" for name, scores in first["scores"].items())
     print(f"Scored on the test part: {counts}.")
-    for network in networks:
-        for name, points in network.get("operating_points", {}).items():
-            lines = [
-                [f"{point['threshold']:.2f}", *(_share(point[key]) for key in list(point)[1:])] for point in points
-            ]
-            print(f"\n{label(network)} on {name}")
-            print(table(("score threshold", "precision", "recall", "false per image"), lines))
+    for row in rows:
+        for name, points in row.get("operating_points", {}).items():
+            print(f"\n{label(row)} on {name}")
+            print(rows_table([{key: _share(value) for key, value in point.items()} for point in points]))
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
+    """Score each result of the DNN of --params-file on whole images. Returns 1 if no result has a score."""
+    from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
+    from multi_dnn_ros.training.data import evenly_spaced
+    from multi_dnn_ros.training.samples import SomeRows
+    from multi_dnn_ros.vision.results import OutputError
+
+    name, config = networks.read_configured(args)
+    settings, device = config.dnns[name], choose_device(args.device, "--device is")
+    dnn = load_dnn(name, settings)
+    rows: list[dict[str, Any]] = []
+    # Open all data first, so that a mistake in the last --data is reported before the others are scored.
+    sets = [open_images(data, scored_labels(dnn), args.scenes) for data in args.data]
+    for data, images in [(data, data.part("test")) for data in sets]:
+        part = SomeRows(images, evenly_spaced(args.limit or len(images), len(images)))
+        try:
+            found = score_dnn(dnn, data, part, device)
+        except OutputError as error:
+            raise CommandError(f"dnn.{name} cannot be scored on {data.name}: {error}") from None
+        for result, scores in found.items():
+            entry = {"result": result, "data": data.name, "images": len(part)}
+            rows.append({**entry, **({"reason": scores} if isinstance(scores, str) else {"scores": scores})})
+    print(rows_table([
+        {**{key: row[key] for key in ("result", "data", "images")},
+         "scores": row.get("scores") or f"none: {row['reason']}"}
+        for row in rows
+    ]))  # fmt: skip
+    about = {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
+    write_figures(report, {"device": str(device), **about, "results": rows})
+    return 0 if any("scores" in row for row in rows) else 1
+
+
+def _with_change(value: float, first: float | None) -> str:
+    """A value and its relative change from the first row, `0.359 (-45.3%)`. first: None for the first row itself."""
+    return f"{value:.3f}" + (f" ({value / first - 1:+.1%})" if first else "")

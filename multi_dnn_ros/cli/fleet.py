@@ -33,15 +33,13 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from multi_dnn_ros.cli.arguments import positive
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_output, picture_beside, rows_table, write_figures
+from multi_dnn_ros.cli import options
+from multi_dnn_ros.cli.figures import rows_table, write_figures
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.common.extras import optional, require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.controller import Fleet
-    from multi_dnn_ros.fleet.job import Job
     from multi_dnn_ros.fleet.policy import Policy
 
 _POLICIES = ("fair", "even", "one_unit")
@@ -50,14 +48,14 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt}{postfix}"
 _REDRAW_S = 1.0
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = add_command(commands, "fleet", __doc__, run, libraries=("ray",))
+    parser = options.add_command(commands, "fleet", __doc__, run, libraries=("ray",))
     add = parser.add_argument
     add("jobs", type=Path, metavar="YAML", help="file of training jobs, see docs/training.md")
-    add("--units", type=positive, metavar="N",
+    add("--units", type=options.positive, metavar="N",
         help="number of units (default: all GPUs; without a GPU, or with --threads, two)")  # fmt: skip
-    add("--threads", type=positive, metavar="N",
+    add("--threads", type=options.positive, metavar="N",
         help="a unit is N threads of a CPU (default: it is a GPU; without GPUs, all cores are divided)")  # fmt: skip
     add("--policy", dest="fleet_policy", choices=_POLICIES,
         help="fair: units change so that slow-downs become equal; even: all jobs on all units at the same time; "
@@ -71,7 +69,9 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--folder", type=Path, metavar="DIR",
         help="folder for checkpoints, logs and trained networks; with --cluster on a file system that all hosts share "
         "(default: YAML with the suffix .fleet)")  # fmt: skip
-    add_output(parser, "write the jobs with their losses, and all decisions, to this JSON file, and a plot beside it")
+    options.add_output(
+        parser, "write the jobs with their losses, and all decisions, to this JSON file, and a plot beside it"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--compare trains under all policies; leave out --policy")
     if args.output is not None:
         require("--output", "matplotlib")
-        picture_beside(args.output)
+        options.picture_beside(args.output)
     file, folder = read_jobs_file(args.jobs), (args.folder or args.jobs.with_suffix(".fleet")).absolute()
 
     from multi_dnn_ros.fleet.controller import Fleet, train_under_each  # imports PyTorch, which takes seconds
@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
             return 0 if asyncio.run(fleet.run()) else 1
     finally:
         display.close()
-        _report(args, fleets)
+        if fleets:
+            _report(args, fleets)
 
 
 class _Display:
@@ -120,13 +121,13 @@ class _Display:
             tqdm.write(f"policy {fleet.policy}, {fleet.pool.count} units ({fleet.pool.kind})", file=sys.stderr)
         if line:
             tqdm.write(f"{fleet.seconds:8.1f} s  {line}", file=sys.stderr)
-        if not line and time.monotonic() - self._drawn_at < _REDRAW_S:
-            return
-        self._drawn_at = time.monotonic()
-        for name, job in fleet.jobs.items():
-            bar = self._bars[name]
-            bar.total, bar.n = job.state.total or None, job.state.done
-            bar.set_postfix_str(_described(job))
+        elif time.monotonic() - self._drawn_at >= _REDRAW_S:
+            self._drawn_at = time.monotonic()
+            for name, job in fleet.jobs.items():
+                bar = self._bars[name]
+                bar.total, bar.n = job.state.total or None, job.state.done
+                shown = {"units": job.units, "slow-down": job.state.slow_down, "loss": job.losses[-1:]}
+                bar.set_postfix({"is": job.state.status, **{what: value for what, value in shown.items() if value}})
 
     def close(self) -> None:
         for bar in self._bars.values():
@@ -134,26 +135,8 @@ class _Display:
         self._bars.clear()
 
 
-def _described(job: Job) -> str:
-    if job.has_ended:
-        parts: list[str] = [job.state.status]
-    elif job.is_ready:
-        parts = ["training" if job.has_turn else "paused"]
-    else:
-        parts = ["starting" if job.units else "waiting"]
-    if job.units and not job.has_ended:
-        parts.append(f"units {' '.join(map(str, job.units))}")
-    if job.state.slow_down is not None:
-        parts.append(f"slow-down {job.state.slow_down:.2f}")
-    if job.losses:
-        parts.append(f"loss {job.losses[-1]:.4g}")
-    return ", ".join(parts)
-
-
 def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
     """The tables, and the files of --output."""
-    if not fleets:
-        return
     rows, compared, policies = [], [], {}
     for policy, fleet in fleets.items():
         states = {name: job.state for name, job in fleet.jobs.items()}
@@ -174,29 +157,27 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
     print(rows_table(rows))
     if args.compare:
         print(rows_table(compared))
-    write_figures(args.output, {"policies": policies})
     if args.output is not None:
+        write_figures(args.output, {"policies": policies})
         _plot(args.output.with_suffix(".png"), fleets)
 
 
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
-    from multi_dnn_ros.common.extras import optional
-    from multi_dnn_ros.profiling.layer_profile import write_figure
+    import numpy as np
 
     with optional("a picture"):
         from matplotlib.figure import Figure
+
+    from multi_dnn_ros.profiling.layer_profile import write_figure
 
     figure = Figure(figsize=(4.4 * len(fleets) + 1.4, 4.2), layout="constrained")
     row = figure.subplots(1, len(fleets), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (policy, fleet) in zip(row, fleets.items(), strict=True):
         for name in fleet.jobs:
             points = [(each["seconds"] / 60, each["slow_downs"][name]) for each in fleet.decisions]
-            points = [(minutes, value) for minutes, value in points if value is not None]
-            if points:
-                axes.plot(*zip(*points, strict=True), drawstyle="steps-post", marker=".", label=name)
+            axes.plot(*np.array(points, float).reshape(-1, 2).T, drawstyle="steps-post", marker=".", label=name)
         axes.set(title=policy, xlabel="minutes", ylabel="predicted slow-down")
         axes.grid(axis="y", alpha=0.3)
-    if row[-1].lines:
-        row[-1].legend(fontsize="small")
+    row[-1].legend(fontsize="small")
     write_figure(path, figure)

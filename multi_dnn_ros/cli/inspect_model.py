@@ -19,18 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import reprlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured, read_configured
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP, add_network, check_models
-from multi_dnn_ros.cli.options import check_writable
+from multi_dnn_ros.cli import networks
+from multi_dnn_ros.cli.options import Commands, add_command, check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
@@ -42,10 +38,8 @@ if TYPE_CHECKING:
 #: Name of the DNN of MODEL in errors, and the arguments that set its parameters.
 _NAME = "model"
 _ARGUMENTS = {"model": "argument MODEL", "weights": "--weights", "decoder": "--decoder", "labels": "--labels"}
-#: Options that are allowed only with MODEL, with their defaults.
-_MODEL_OPTIONS: dict[str, object] = {
-    "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": []
-}  # fmt: skip
+#: Options that are allowed only with MODEL.
+_MODEL_OPTIONS = ("weights", "num-classes", "size", "decoder", "labels")
 _PICTURES = (".png", ".jpg", ".jpeg")
 
 
@@ -61,9 +55,9 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "inspect", __doc__, run)
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
-    add_configured_dnn(parser)
-    add_network(parser, classifiers=False)
+    networks.add_model(parser, "?", "model to inspect")
+    networks.add_configured_dnn(parser)
+    networks.add_network(parser, classifiers=False)
     add("--json", action="store_true", help="print JSON")
     add("--image", type=Path, metavar="FILE",
         help="draw what the model finds in this JPEG or PNG, computed on the CPU")  # fmt: skip
@@ -73,20 +67,19 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, print the result and draw the image."""
-    check_configured(args, args.model, _MODEL_OPTIONS)
+    networks.check_configured(args, args.model, _MODEL_OPTIONS)
     _check_picture(args)
+    if args.params_file is None:
+        networks.check_files("", [], args.model)
     content: dict[str, Any] = {}
     problems: list[str] = []
-    if args.params_file is None:
-        check_models(args.model)
-        dnn = _inspect_model(args, content, problems)
-    else:
-        dnn = _inspect_configured(args, content)
+    dnn = _inspect_configured(args, content) if args.params_file else _inspect_model(args, content, problems)
     if args.image is not None:
         if dnn is None:
             problems.append(f"--image: nothing is drawn, as {args.model} cannot be run")
         else:
-            content["image"] = _draw_image(dnn, args.image, args.output)
+            _draw_image(dnn, args.image, args.output)
+            content["picture"] = str(args.output)
     # Messages about the parameters of the DNN, as messages about the arguments that set them.
     problems = [
         re.sub(rf"parameter dnn\.{_NAME}\.(\w+)", lambda match: _ARGUMENTS.get(match[1], match[0]), text).replace(
@@ -104,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_picture(args: argparse.Namespace) -> None:
     """Check --image and --output before PyTorch is imported, and set the default of --output."""
+    if args.image is None and args.output is not None:
+        raise UsageError("--output is for the picture of --image; give --image, too")
     if args.image is None:
-        if args.output is not None:
-            raise UsageError("--output is for the picture of --image; give --image, too")
         return
     if not args.image.is_file():
         raise CommandError(f"--image is {args.image}: no such file")
@@ -123,7 +116,7 @@ def _check_picture(args: argparse.Namespace) -> None:
 def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
     from multi_dnn_ros.models.load import load_dnn
 
-    name, config = read_configured(args)
+    name, config = networks.read_configured(args)
     settings = config.dnns[name]
     dnn = load_dnn(name, settings, onnx=True)
     content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
@@ -152,7 +145,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
     width, height = args.size or (0, 0)
     config = DnnConfig(
         role="network", model=args.model, weights=args.weights, decoder=args.decoder, labels=tuple(args.labels),
-        keep=tuple(args.keep), num_classes=args.num_classes, input_width=width, input_height=height,
+        num_classes=args.num_classes, input_width=width, input_height=height,
     )  # fmt: skip
     content["model"] = args.model
     try:
@@ -197,7 +190,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
                 raise ModelError("the number of classes is unknown: name the classes with --labels")
             assumed["labels"] = assumed_labels(classes)
         kind = DECODERS.get(content["decoder"]).result_kind
-        if kind == "lanes" and classes > 2 and not args.keep:
+        if kind == "lanes" and classes > 2:
             labels = args.labels or source.labels or assumed["labels"]
             assumed["keep"] = (labels[-1],)
         if args.decoder == "auto" and not source.decoder:
@@ -262,11 +255,8 @@ def _yaml(config: DnnConfig, dnn: Dnn, source: Source, assumed: Mapping[str, obj
     return f"/**:\n  ros__parameters:\n    dnns: [{role}]\n    dnn:\n      {role}:\n{body}\n"
 
 
-def _draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, Any]:
-    """Run the image through the network, layer by layer in float32, and write the picture with all results.
-
-    Returns `found`, a line for each object, lane or class that was found, and `picture`, the file.
-    """
+def _draw_image(dnn: Dnn, image: Path, output: Path) -> None:
+    """Run the image through the network, layer by layer in float32, and write the picture with all results."""
     import torch
 
     from multi_dnn_ros.camera.sources import ImageSource
@@ -283,35 +273,6 @@ def _draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, Any]:
     found = results_by_name(dnn.name, result)
     kinds = {result_name(dnn.name, name): RESULT_KINDS.get(each.result_kind) for name, each in dnn.outputs.items()}
     save_picture(output, draw(pixels, [Layer(name, kinds[name], part) for name, part in found.items()]))
-    lines = [f"{name}: {line}" if len(found) > 1 else line for name, part in found.items() for line in _found(part)]
-    return {"found": lines, "picture": str(output)}
-
-
-def _found(result: Any) -> list[str]:
-    """A line for each object, lane or class that the model found; one for a result of another package."""
-    import numpy as np
-
-    from multi_dnn_ros.vision.results import NO_CLASS, Lanes, Mask, boxes_of
-
-    if (boxes := boxes_of(result)) is not None:
-        return [
-            f"{boxes.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
-            for box, score, number in zip(boxes.boxes, boxes.scores, boxes.class_ids, strict=True)
-        ]
-    if isinstance(result, Lanes):
-        return [f"lane {lane.number}, score {lane.score:.2f}, {len(lane.points)} points" for lane in result.lanes]
-    if isinstance(result, Mask):
-        ids, counts = np.unique(result.class_ids, return_counts=True)
-        return [
-            f"{'no class' if number == NO_CLASS else result.labels[number]}: {count / counts.sum():.1%} of the pixels"
-            for number, count in zip(ids.tolist(), counts.tolist(), strict=True)
-        ]
-    if not is_dataclass(result):
-        return [" ".join(reprlib.repr(result).split())]
-    values = ", ".join(
-        f"{each.name} {' '.join(reprlib.repr(getattr(result, each.name)).split())}" for each in fields(result)
-    )
-    return [f"{type(result).__name__}: {values}"]
 
 
 def _described(value: Value) -> str:
@@ -323,22 +284,21 @@ def _described(value: Value) -> str:
 def _text(content: Mapping[str, Any]) -> str:
     """The values of the JSON as lines of a name and a value; the parameters to paste come last."""
     lines = []
-    values = {**content, **content.get("image", {"image": None})}
-    for name, value in values.items():
-        if name in ("image", "yaml", "results") or not value:
-            continue
-        if isinstance(value, dict):
-            value = ", ".join(f"{key or 'ai.onnx'} {number}" for key, number in value.items())
+    for name, value in content.items():
+        if name == "results":
+            parts = [
+                f"{result}: {each['result_kind']} by decoder {each['decoder']}, labels: {', '.join(each['labels'])}, "
+                f"raw outputs: {'all' if each['raw_outputs'] is None else ', '.join(map(str, each['raw_outputs']))}"
+                for result, each in value.items()
+            ]  # fmt: skip
+        elif isinstance(value, dict):
+            parts = [", ".join(f"{key or 'ai.onnx'} {number}" for key, number in value.items())]
         elif name == "labels":
-            value = f"{len(value)}: {', '.join(value)}"
-        parts = value if name in ("inputs", "outputs", "found", "problems") else [f"{value}"]
-        lines += [f"{name:<12}{part if name == 'why' else textwrap.shorten(part, 110)}" for part in parts]
-    for name, result in content.get("results", {}).items() if "dnn" in content else ():
-        read = "all" if result["raw_outputs"] is None else ", ".join(map(str, result["raw_outputs"]))
-        text = f"{name}: {result['result_kind']} by decoder {result['decoder']}, raw outputs: {read}"
-        lines += [f"result      {text}", f"            labels: {textwrap.shorten(', '.join(result['labels']), 90)}"]
-    if content.get("image") and not content["image"]["found"]:
-        lines.append("found       nothing above the threshold")
-    if content.get("yaml"):
+            parts = [f"{len(value)}: {', '.join(value)}"]
+        else:
+            parts = value if name in ("inputs", "outputs", "problems") else [f"{value}"]
+        if name != "yaml":
+            lines += [f"{name:<12}{part if name == 'why' else textwrap.shorten(part, 110)}" for part in parts]
+    if "yaml" in content:
         lines += ["", "# parameters for the node", content["yaml"].rstrip()]
     return "\n".join(lines)

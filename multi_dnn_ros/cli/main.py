@@ -1,7 +1,7 @@
 """The command ``multi-dnn``: one module of this folder per command.
 
 Such a module has ``add_parser(commands)``, which declares its arguments
-(:func:`multi_dnn_ros.cli.commands.add_command`), and ``run(args) -> int``, which does the work and returns the exit
+(:func:`multi_dnn_ros.cli.options.add_command`), and ``run(args) -> int``, which does the work and returns the exit
 code. Large libraries are imported inside ``run``, so that ``--help`` answers quickly. A command that needs optional
 libraries (:mod:`multi_dnn_ros.common.extras`) sets their import names as the default ``libraries``.
 
@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.cli.commands import HelpFormatter
+from multi_dnn_ros.cli.options import HelpFormatter
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
 from multi_dnn_ros.serving.memory import check_process, with_memory_limit
@@ -108,7 +108,6 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
-    _replace_closed_streams()
     ours, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
     # The help and the error about an unknown command list all; a command needs only its own parser.
@@ -147,21 +146,6 @@ def lines_of(error: Exception) -> list[str]:
         return [with_memory_limit(text) if getattr(error, "filename", "") is None else text]
     help_text = "unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback"
     return [with_memory_limit(f"{type(error).__name__}: {text} ({help_text})")]
-
-
-def _replace_closed_streams() -> None:
-    """Open /dev/null for standard streams that are closed, as in a process without a terminal.
-
-    The next files that are opened would get their numbers, and libraries in C would write their warnings into them.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets this number, the lowest that is free
-            os.set_inheritable(number, True)  # otherwise it is closed in the processes that this one starts
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _check_utf8(arguments: Sequence[str]) -> None:

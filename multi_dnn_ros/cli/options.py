@@ -1,24 +1,128 @@
-"""Options that many commands share, for parameter file, device, seed and files to write; reads and checks them."""
+"""Declares commands, the options and types of arguments that they share, and checks of the files that they write.
+
+The types raise ArgumentTypeError, to which argparse adds the option.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.forms import DEVICE_FORMS
+from multi_dnn_ros.settings.forms import DEVICE_FORMS, SIZE_FORM, parse_size
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
+Commands = argparse._SubParsersAction  # what add_subparsers returns; argparse has no public name for it
 #: Devices of commands without a parameter file; unlike DEVICE_FORMS they do not set the number of CPU threads.
 DEVICES = "auto, cpu, cuda, cuda:<number>"
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps paragraphs to the terminal's width; paragraphs with an indented line stay as they are written.
+
+    Words are not broken at hyphens, so that options and commands can be copied.
+    """
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 30, **options})
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = re.split(r"\n\s*\n", text.strip("\n"))
+        return "\n\n".join(
+            paragraph if re.search(r"^\s", paragraph, re.M) else "\n".join(self._split_lines(paragraph, width))
+            for paragraph in paragraphs
+        )
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+
+def add_command(
+    commands: Commands[argparse.ArgumentParser], name: str, text: str | None,
+    run: Callable[[argparse.Namespace], int] | None = None, **defaults: Any,
+) -> argparse.ArgumentParser:  # fmt: skip
+    """Declare the command `name` and return its parser.
+
+    text: its help: a sentence that begins with a verb, which the list of commands shows too, then what to know before
+    using it, and below a line `examples:` one command per line. run: does the work and returns the exit code; None for
+    a command that has subcommands. defaults: as for set_defaults.
+    """
+    body, _, examples = textwrap.dedent(text or "").partition("examples:\n")
+    summary = body.strip().partition("\n\n")[0].rstrip(".")
+    parser = commands.add_parser(
+        name,
+        help=f"{summary[0].lower()}{summary[1:]}",
+        description=body.strip(),
+        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples).rstrip(), '  ')}",
+        formatter_class=HelpFormatter,
+    )
+    parser.set_defaults(parser=parser, run=run, **defaults)
+    return parser
+
+
+def add_subcommands(parser: argparse.ArgumentParser, noun: str) -> Commands[argparse.ArgumentParser]:
+    """Give `parser` subcommands; `noun` (singular) names them in the help, as in ``multi-dnn profile ACTION``."""
+    return parser.add_subparsers(title=f"{noun}s", dest=noun, metavar=noun.upper(), required=True)
+
+
+def size(text: str) -> tuple[int, int]:
+    """An image size such as 640x480: (width, height), 1 to 16384 pixels each."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not {SIZE_FORM}") from None
+
+
+def _name(text: str, *, pattern: str, what: str) -> str:
+    if not re.fullmatch(pattern, text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
+    return text
+
+
+def _integer(text: str, *, minimum: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum} and at most 18 digits")
+    return int(text)
+
+
+def number(text: str, *, allowed: Callable[[float], bool], requirement: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number {requirement}")
+    return value
+
+
+camera_name = partial(
+    _name, pattern=r"[a-z][a-z0-9_]{0,63}",
+    what="a camera name (lower-case letters, digits and _; the first is a letter; at most 64)",
+)  # fmt: skip
+topic_name = partial(
+    _name, pattern=r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*",
+    what="a topic name (parts of letters, digits and _, none of which begins with a digit, separated by /)",
+)  # fmt: skip
+node_name = partial(
+    _name, pattern=r"(/[A-Za-z_]\w*)+",
+    what="a full name of a node such as /multi_dnn, with parts of letters, digits and _",
+)  # fmt: skip
+natural = partial(_integer, minimum=0)
+positive = partial(_integer, minimum=1)
+positive_float = partial(number, allowed=lambda value: 0.0 < value < 1e9, requirement="above 0 and below 1e9")
+not_negative = partial(number, allowed=lambda value: 0.0 <= value < 1e6, requirement="of at least 0 and below 1e6")
+fraction = partial(number, allowed=lambda value: 0.0 <= value <= 1.0, requirement="from 0 to 1")
+positive_fraction = partial(number, allowed=lambda value: 0.0 < value <= 1.0, requirement="above 0 and up to 1")
 
 
 def add_params_file(parser: argparse._ActionsContainer) -> None:
@@ -37,12 +141,9 @@ def add_device(parser: argparse._ActionsContainer, default: str | None = "auto")
     parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {default_text})")
 
 
-def check_node(name: str) -> None:
-    """Raise UsageError unless `name` is the full name of a node, such as /robot/multi_dnn."""
-    if not re.fullmatch(r"(/[A-Za-z_]\w*)+", name, re.ASCII):
-        raise UsageError(
-            f"--node is '{name}'; expected a full name such as /multi_dnn, with parts of letters, digits and _"
-        )
+def add_size(parser: argparse._ActionsContainer) -> None:
+    """--size of a network's input."""
+    parser.add_argument("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
 
 
 def add_seed(parser: argparse._ActionsContainer, what: str) -> None:
@@ -50,6 +151,14 @@ def add_seed(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument(
         "--seed", type=natural, default=0, metavar="N", help=f"random seed of {what} (default: %(default)s)"
     )
+
+
+def add_repeats(parser: argparse._ActionsContainer, default: int, what: str = "repeats") -> None:
+    """--repeats. what: what is repeated, of which medians are reported."""
+    parser.add_argument(
+        "--repeats", type=positive, default=default, metavar="N",
+        help=f"{what}, of which medians are reported (default: %(default)s)",
+    )  # fmt: skip
 
 
 def add_output(parser: argparse._ActionsContainer, what: str = "write the figures to this JSON file") -> None:
@@ -73,12 +182,12 @@ def read_config(args: argparse.Namespace, node: str | None = None, **changes: An
     return with_options(config, **changes) if changes else config
 
 
-def check_writable(option: str, path: Path) -> None:
+def check_writable(option: str, path: Path | None) -> None:
     """Raise UsageError if the file `path` cannot be written. Call it before the work begins, not hours later."""
+    if path is None or (is_stream(path) and os.access(path, os.W_OK)):
+        return
     if path.is_dir():
         raise UsageError(f"{option} is {path}, which is a folder; expected a file")
-    if is_stream(path) and os.access(path, os.W_OK):
-        return
     folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing folders are created
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{option} is {path}: {folder} is not a writable folder")
@@ -94,52 +203,3 @@ def picture_beside(output: Path) -> Path:
     for path in (output, picture):
         check_writable("--output", path)
     return picture
-
-
-def check_files(args: argparse.Namespace, *options: str) -> None:
-    """Before a command begins, check that it can write its files. options: their names, such as `output`.
-
-    Raises UsageError for a file that cannot be written.
-    """
-    for option in options:
-        path = getattr(args, option, None)
-        if path is not None:
-            check_writable(f"--{option}", path)
-
-
-def write_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> None:
-    """Write `first`, the provenance and `figures`, in this order, to the JSON file of --output, if it was given, and
-    name the file on stdout.
-    """
-    save_figures(path, figures, **first)
-    if path is not None:
-        print(f"written to {path}")
-
-
-def save_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> None:
-    """As :func:`write_figures`, without naming the file; for figures that are written more than once."""
-    from multi_dnn_ros.common.reporting import provenance, write_json
-
-    if path is not None:
-        write_json(path, {**first, **provenance(), **figures})
-
-
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of one form, as a JSON file has them, as a Markdown table: numbers with three digits, None as a dash."""
-    from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.planning.fit import three_digits
-
-    def text(value: Any) -> str:
-        if value is None or value == () or value == []:
-            return "-"
-        if isinstance(value, Mapping):
-            return ", ".join(f"{name} {text(each)}" for name, each in value.items()) or "-"
-        if isinstance(value, (list, tuple)):
-            return ", ".join(map(str, value))
-        return three_digits(value) if isinstance(value, float) else str(value)
-
-    if not rows:
-        return ""
-    return table(
-        [name.replace("_", " ") for name in rows[0]], [[text(value) for value in row.values()] for row in rows]
-    )

@@ -26,11 +26,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli import network_arguments
-from multi_dnn_ros.cli.arguments import positive, size
-from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
-from multi_dnn_ros.cli.options import check_files, rows_table, write_figures
-from multi_dnn_ros.cli.progress import progress_bar
+from multi_dnn_ros.cli import networks, options
+from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
+from multi_dnn_ros.cli.options import Commands, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.batch_units import Unit, UnitError
@@ -43,10 +41,13 @@ if TYPE_CHECKING:
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.partition.tables import BatchTable
 
+    Plans = Mapping[tuple[str, ...], Plan | None]
+    Runs = dict[tuple[str, ...], BatchRun]
+
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    actions = add_subcommands(add_command(commands, "partition", __doc__), "action")
+    actions = options.add_subcommands(options.add_command(commands, "partition", __doc__), "action")
 
     add = _add_action(actions, "profile", profile, measures=True)
     add("--max-batch", type=positive, required=True, metavar="N", help="largest batch size to measure")
@@ -78,8 +79,8 @@ def _add_action(
 
     measures: the units are measured, at --size; otherwise their tables are used, which have the size.
     """
-    parser = add_command(actions, name, action.__doc__, action)
-    network_arguments.add_model(parser)
+    parser = options.add_command(actions, name, action.__doc__, action)
+    networks.add_model(parser)
     add = parser.add_argument
     add("--units", type=_units, required=measures, metavar="UNIT,...",
         help=f"units, such as cpu:8,cuda:0{'' if measures else ' (default: every unit that has a table)'}")  # fmt: skip
@@ -88,11 +89,10 @@ def _add_action(
     add("--tables", type=Path, default=cache_folder() / "partition", metavar="DIR",
         help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")  # fmt: skip
     if measures:
-        add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+        options.add_size(parser)
     if measures or runs:
-        network_arguments.add_timing_weights(parser)
-        add("--repeats", type=positive, default=9, metavar="N",
-            help="timed runs of each batch, of which medians are reported (default: %(default)s)")  # fmt: skip
+        networks.add_timing_weights(parser)
+        options.add_repeats(parser, 9, "timed runs of each batch")
     if plans:
         add("--search", choices=("exact", "greedy"), default="exact",
             help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch partitioning "
@@ -114,10 +114,9 @@ def _units(text: str) -> tuple[Unit, ...]:
 def profile(args: argparse.Namespace) -> int:
     """Measure a network on each unit by batch size.
 
-    The units are measured one after another, each alone, at 1, --max-batch, and 2^n - 1, 2^n and 2^n + 1, where times
-    change most. Each result is stored at once in the unit's table; sizes that are stored already are not measured
-    again, so that an interrupted command continues when it is repeated. A size that does not fit into memory is noted,
-    and larger ones are not tried.
+    Each unit is measured alone, at 1, --max-batch, and 2^n - 1, 2^n and 2^n + 1, where times change most. Sizes that
+    are in the unit's table already are not measured again, so that an interrupted command continues when it is
+    repeated. A size that does not fit into memory is noted, and larger ones are not tried.
 
     examples:
       multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
@@ -125,8 +124,7 @@ def profile(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.tables import sizes_to_measure, table_path
 
     for unit in args.units:
-        table = _measured(args, unit, sizes_to_measure(args.max_batch), args.tables)
-        print(f"\n{table.model} on {table.unit}: {table.device}\n\n{_row_table(table)}")
+        _print_table(_measured(args, unit, sizes_to_measure(args.max_batch), args.tables))
         print(f"\nwritten to {table_path(args.tables, args.model, unit.name, args.precision)}")
     return 0
 
@@ -143,11 +141,7 @@ def measure_copies(args: argparse.Namespace) -> int:
     if largest < args.batch:
         raise UsageError(f"--max-batch is {largest}; it must be at least --batch, {args.batch}")
     for unit in args.units:
-        table = _measured(args, unit, range(args.batch, largest + 1, args.increment), None)
-        channels, height, width = table.shape
-        mebibytes = channels * height * width * 4 / 2**20
-        print(f"\nimages of {args.model} to {unit.name} and back, {mebibytes:.3g} MiB per image each way\n")
-        print(_row_table(table))
+        _print_table(_measured(args, unit, range(args.batch, largest + 1, args.increment), None))
     return 0
 
 
@@ -159,8 +153,8 @@ def show_tables(args: argparse.Namespace) -> int:
     examples:
       multi-dnn partition table torchvision:resnet18 --units cpu:1
     """
-    for unit, table in _stored_tables(args).items():
-        print(f"\n{table.model} on {unit}, precision {table.precision}: {table.device}\n\n{_row_table(table)}")
+    for table in _stored_tables(args).values():
+        _print_table(table)
     return 0
 
 
@@ -176,14 +170,15 @@ def plan(args: argparse.Namespace) -> int:
     """
     from multi_dnn_ros.partition.plan import make_plan, plan_subsets
 
-    check_files(args, "report")
+    options.check_writable("--report", args.report)
     tables = _stored_tables(args)
     best = make_plan(tables, args.batch, args.search)
     subsets = plan_subsets(tables, args.batch, args.search)
     rows = [{"unit": unit, "images": count, "predicted_ms": best.ms[unit]} for unit, count in best.images.items()]
     print(f"{rows_table(rows)}\n\n{rows_table(_subset_rows(subsets, {}))}")
     subset_plans = [_plan_json(each) for each in subsets.values() if each]
-    write_figures(args.report, {**_about(args), "plan": _plan_json(best), "subsets": subset_plans})
+    about = {"model": args.model, "precision": args.precision}
+    write_figures(args.report, {**about, "plan": _plan_json(best), "subsets": subset_plans})
     return 0
 
 
@@ -200,13 +195,16 @@ def run(args: argparse.Namespace) -> int:
     examples:
       multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
     """
-    check_files(args, "output", "report")
+    options.check_writable("--output", args.output)
+    options.check_writable("--report", args.report)
     if args.input is None and args.batch is None:
         raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
-    if args.output is not None:
-        network_arguments.check_given_weights(args, "--output")
+    if args.output is not None and not args.weights and networks.takes_weights(args.model):
+        raise UsageError(f"--output needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random")
+    import numpy as np
     import torch
 
+    from multi_dnn_ros.common.atomic_files import atomic_write
     from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.partition.plan import make_plan, plan_subsets
     from multi_dnn_ros.partition.units import check_available, parse_units
@@ -224,27 +222,30 @@ def run(args: argparse.Namespace) -> int:
     for warning in sharing_warnings([unit for unit in units if best.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     subsets = plan_subsets(tables, batch, args.search) if args.compare else {}
-    plans = {tuple(tables): best, **{subset: each for subset, each in subsets.items() if each is not None}}
-    runs, outputs = _run_plans(args, units, tables, images, plans)
+    runs, outputs = _run_plans(args, units, tables, images, {tuple(tables): best, **subsets})
     done = runs[tuple(tables)]
-    print(rows_table(_run_rows(done)))
+    print(rows_table([
+        {"unit": share.unit, "images": share.images, "predicted_ms": done.plan.ms[share.unit],
+         "measured_ms": share.end_ms, **asdict(share.times)}
+        for share in done.typical
+    ]))  # fmt: skip
     print(f"\npredicted {best.total_ms:.4g} ms, measured {done.total_ms:.4g} ms "
           f"({done.total_ms / best.total_ms - 1:+.1%}), {1e3 * batch / done.total_ms:.4g} images/s")  # fmt: skip
     if args.compare:
         print(f"\n{rows_table(_subset_rows(subsets, runs))}")
-    if any(not output.isfinite().all() for output in outputs):
-        print("warning: outputs have NaN or infinite values", file=sys.stderr)
     if args.output is not None:
-        _write_outputs(args.output, outputs)
-    subset_runs = [_run_json(each) for each in runs.values()]
-    write_figures(args.report, {**_about(args), "batch": batch, "run": _run_json(done), "subsets": subset_runs})
+        arrays: dict[str, Any] = {f"output_{index}": output.numpy() for index, output in enumerate(outputs)}
+        with atomic_write(args.output) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        print(f"outputs written to {args.output}")
+    about = {"model": args.model, "precision": args.precision, "batch": batch}
+    write_figures(args.report, {**about, "run": _run_json(done), "subsets": list(map(_run_json, runs.values()))})
     return 0
 
 
 def _run_plans(
-    args: argparse.Namespace, units: Sequence[Unit], tables: Mapping[str, BatchTable], images: Tensor,
-    plans: Mapping[tuple[str, ...], Plan],
-) -> tuple[dict[tuple[str, ...], BatchRun], tuple[Tensor, ...]]:  # fmt: skip
+    args: argparse.Namespace, units: Sequence[Unit], tables: Mapping[str, BatchTable], images: Tensor, plans: Plans
+) -> tuple[Runs, tuple[Tensor, ...]]:
     """The runs of all plans, by units, and the outputs of the first. Raises CommandError if others differ from them."""
     import torch
 
@@ -254,7 +255,7 @@ def _run_plans(
     from multi_dnn_ros.partition.tables import table_path
     from multi_dnn_ros.partition.worker import NetworkRequest
 
-    runs: dict[tuple[str, ...], BatchRun] = {}
+    runs: Runs = {}
     outputs: tuple[Tensor, ...] = ()
     height, width = images.shape[2:]
     # Both outputs that are compared may deviate from those in float32.
@@ -264,6 +265,8 @@ def _run_plans(
             table.check_same(tables[unit], table_path(args.tables, args.model, unit, args.precision))
         runner = BatchRunner(pool, images)
         for subset, each in plans.items():
+            if each is None:
+                continue
             with progress_bar(f"{len(images)} images on {' + '.join(subset)}") as progress:
                 runs[subset] = runner.run(each, args.repeats, progress)
             outputs = outputs or tuple(output.clone() for output in runner.outputs)
@@ -295,57 +298,32 @@ def _read_images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Tenso
     import torch
 
     try:
-        images = np.load(args.input)
+        images = np.lib.format.open_memmap(args.input, mode="r")
     except (OSError, ValueError, EOFError) as error:
-        raise CommandError(f"--input {args.input} cannot be read: {error}") from None
-    if not isinstance(images, np.ndarray) or images.dtype != np.float32 or images.shape[1:] != shape or not len(images):
-        found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "several arrays"
-        raise CommandError(f"--input {args.input} holds {found}; expected float32 (N, {', '.join(map(str, shape))})")
+        raise CommandError(f"--input {args.input} cannot be read as an .npy file: {error}") from None
+    if images.dtype != np.float32 or images.shape[1:] != shape or not len(images):
+        expected = f"float32 (N, {', '.join(map(str, shape))})"
+        raise CommandError(f"--input {args.input} holds {images.dtype} {images.shape}; expected {expected}")
     if args.batch is not None and args.batch > len(images):
         raise UsageError(f"--batch is {args.batch}; --input {args.input} holds {len(images)} images")
-    return torch.from_numpy(images[: args.batch])
+    return torch.from_numpy(np.array(images[: args.batch]))
 
 
-def _write_outputs(path: Path, outputs: Sequence[Tensor]) -> None:
-    import numpy as np
-
-    from multi_dnn_ros.common.atomic_files import atomic_write
-
-    arrays: dict[str, Any] = {f"output_{index}": output.numpy() for index, output in enumerate(outputs)}
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
-    print(f"outputs written to {path}")
+def _print_table(table: BatchTable) -> None:
+    """Print medians in milliseconds, and of the total also half the interquartile range."""
+    print(f"\n{table.model} on {table.unit}, precision {table.precision}: {table.device}\n")
+    print(rows_table([{**dict(row), "ms_per_image": row.total_ms / row.batch} for row in table.rows]))
+    if table.too_large:
+        print(f"out of memory with {table.too_large} images")
 
 
-def _row_table(table: BatchTable) -> str:
-    """The rows of one table: medians in milliseconds, and of the total also half the interquartile range."""
-    more = f"\nout of memory with {table.too_large} images" if table.too_large else ""
-    return rows_table([{**dict(row), "ms_per_image": row.total_ms / row.batch} for row in table.rows]) + more
-
-
-def _run_rows(done: BatchRun) -> list[dict[str, Any]]:
-    """The shares of the round of median length."""
-    return [
-        {"unit": share.unit, "images": share.images, "predicted_ms": done.plan.ms[share.unit],
-         "measured_ms": share.end_ms, **asdict(share.times),
-         "use": f"{(share.end_ms - share.begin_ms) / max(other.end_ms for other in done.typical):.0%}"}
-        for share in done.typical
-    ]  # fmt: skip
-
-
-def _subset_rows(
-    plans: Mapping[tuple[str, ...], Plan | None], runs: Mapping[tuple[str, ...], BatchRun]
-) -> list[dict[str, Any]]:
+def _subset_rows(plans: Plans, runs: Runs) -> list[dict[str, Any]]:
     """Predicted and, after a run, measured times of subsets."""
     return [
         {"units": " + ".join(subset), "images": " + ".join(map(str, each.images.values())) if each else "too many",
          "predicted_ms": each and each.total_ms, **({"measured_ms": each and runs[subset].total_ms} if runs else {})}
         for subset, each in plans.items()
     ]  # fmt: skip
-
-
-def _about(args: argparse.Namespace) -> dict[str, Any]:
-    return {"model": args.model, "precision": args.precision}
 
 
 def _plan_json(made: Plan) -> dict[str, Any]:

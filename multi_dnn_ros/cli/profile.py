@@ -20,24 +20,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
-from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
-from multi_dnn_ros.cli.network_arguments import BACKEND_NAMES, add_model, check_backend, check_models
-from multi_dnn_ros.cli.options import (
-    add_device,
-    add_output,
-    add_params_file,
-    check_files,
-    check_writable,
-    read_config,
-    rows_table,
-    write_figures,
-)
-from multi_dnn_ros.cli.progress import progress_bar
+from multi_dnn_ros.cli import networks, options
+from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
+from multi_dnn_ros.cli.options import Commands, add_command, check_writable, natural, positive, positive_float
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
@@ -51,12 +39,12 @@ _RATE = 10.0
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    actions = add_subcommands(add_command(commands, "profile", __doc__), "action")
+    actions = options.add_subcommands(add_command(commands, "profile", __doc__), "action")
 
     parser = add_command(actions, "layers", layers.__doc__, layers)
-    add_model(parser, several=True, what="networks to profile")
+    networks.add_model(parser, "+", "networks to profile")
     add = parser.add_argument
-    _add_size(parser)
+    options.add_size(parser)
     add("--jobs", type=positive, default=4, metavar="N",
         help="jobs that the network is cut into (default: %(default)s)")  # fmt: skip
     add("--cut", choices=("estimate", "measured", "predicted"), default="estimate",
@@ -69,7 +57,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         help="folder for profile.json, layers.csv and roofline.png; with several models a subfolder each")  # fmt: skip
 
     parser = add_command(actions, "contention", contention.__doc__, contention)
-    add_model(parser, several=True, what="networks to time")
+    networks.add_model(parser, "+", "networks to time")
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="CSV", help="table to write or to continue")
     add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), metavar="N,...",
@@ -81,31 +69,61 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, required=True, metavar="DIR", help="folder for predictor.json and learnt.json")
 
     parser = add_command(actions, "fit", fit.__doc__, fit)
+    options.add_params_file(parser)
+    options.add_device(parser, default=None)
     add = parser.add_argument
-    add_params_file(parser)
     add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
         help=f"frames per second of a camera; may be repeated (default: the camera's parameter rate_hz, "
         f"or {_RATE:g})")  # fmt: skip
-    add_device(parser, default=None)
     add("--predictor", type=Path, metavar="JSON",
         help="predictor.json of `multi-dnn profile learn` (default: that of the parameter file)")  # fmt: skip
-    add_output(parser, "write times and verdict to this JSON file")
+    options.add_output(parser, "write times and verdict to this JSON file")
 
     parser = add_command(actions, "training", training.__doc__, training)
-    add_model(parser, what="network to train")
+    networks.add_model(parser, what="network to train")
+    options.add_size(parser)
+    options.add_device(parser)
     add = parser.add_argument
-    _add_size(parser)
     add("--processes", type=positive, metavar="N",
         help="processes, each on its own GPU or on a part of the CPU's cores (default: one per GPU, or 2)")  # fmt: skip
     add("--batch", type=positive, default=8, metavar="N", help="images per process (default: %(default)s)")
-    add_device(parser)
     add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
-    add("--repeats", type=positive, default=10, metavar="N",
-        help="steps of each kind, of which medians are reported (default: %(default)s)")  # fmt: skip
+    options.add_repeats(parser, 10, "steps of each kind")
     add("--bucket-mib", type=positive_float, default=25.0, metavar="MIB",
         help="size of the messages, which hold the gradients of several layers (default: %(default)s)")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="folder for training.json and layers.csv")
+
+
+def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: str) -> None:
+    group = parser.add_argument_group("how to measure")
+    options.add_device(group)
+    networks.add_target(group)
+    add = group.add_argument
+    add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
+    add("--threads", type=natural, metavar="N",
+        help=f"threads inside one CPU operation; 0: one per core (default: {threads})")  # fmt: skip
+    options.add_repeats(group, repeats)
+
+
+@contextmanager
+def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
+    """The device and backend of the options. PyTorch uses --threads threads inside the context.
+
+    threads: number if --threads is not given; 0: one per core.
+    """
+    import torch
+
+    from multi_dnn_ros.common.resources import cpu_count
+    from multi_dnn_ros.profiling.limits import busy_warning
+    from multi_dnn_ros.profiling.torch_threads import torch_threads
+
+    target = networks.read_target(args)
+    wanted = threads if args.threads is None else args.threads
+    if busy := busy_warning(target.device):
+        print(f"warning: {busy}")
+    with torch_threads(wanted or (cpu_count() if target.device.type == "cpu" else torch.get_num_threads())):
+        yield target
 
 
 def layers(args: argparse.Namespace) -> int:
@@ -133,7 +151,7 @@ def layers(args: argparse.Namespace) -> int:
             raise UsageError("--output: two models have the same name; profile them separately")
     if (args.cut == "predicted") != (args.predictor is not None):
         raise UsageError("--cut predicted and --predictor must be given together")
-    check_models(*args.models)
+    networks.check_files("", [], *args.models)
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.planning.predictor import read_predictor
     from multi_dnn_ros.profiling import layer_profile
@@ -142,9 +160,9 @@ def layers(args: argparse.Namespace) -> int:
 
     predictor = None if args.predictor is None else read_predictor(args.predictor)
     with _open_target(args, threads=predictor.threads if predictor is not None else 0) as target:
-        networks = [load(model, size=args.size) for model in args.models]
+        found = [load(model, size=args.size) for model in args.models]
         limits = measure_limits(target)
-        for network, folder in zip(networks, folders, strict=True):
+        for network, folder in zip(found, folders, strict=True):
             with progress_bar(network.name) as progress:
                 profile = layer_profile.profile_network(
                     network, target, limits, jobs=args.jobs, measured_cut=args.cut == "measured",
@@ -179,19 +197,19 @@ def contention(args: argparse.Namespace) -> int:
     examples:
       multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv
     """
-    check_files(args, "output")
-    check_models(*args.models)
+    check_writable("--output", args.output)
+    networks.check_files("", [], *args.models)
     from multi_dnn_ros.profiling.contention import loads_of, machine_of, measure_contention
     from multi_dnn_ros.profiling.limits import measure_limits
     from multi_dnn_ros.profiling.network import load
 
     with _open_target(args, threads=1) as target:
-        networks = [load(model) for model in args.models]
+        found = [load(model) for model in args.models]
         machine = machine_of(target, measure_limits(target))
         with progress_bar("contention", "load") as progress:
             rows = measure_contention(
-                networks, target, machine, loads_of(("compute", "memory", "dnn"), args.levels), args.output,
-                load_network=networks[0], progress=progress,
+                found, target, machine, loads_of(("compute", "memory", "dnn"), args.levels), args.output,
+                load_network=found[0], progress=progress,
             )  # fmt: skip
     print(f"{len(rows)} layer times under {len({row.load for row in rows})} loads; written to {args.output}")
     return 0
@@ -213,7 +231,7 @@ def learn(args: argparse.Namespace) -> int:
     check_writable("--output", args.output / "predictor.json")
     from tqdm import tqdm
 
-    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.planning.predictor import write_predictor
     from multi_dnn_ros.profiling.importances import importances
     from multi_dnn_ros.profiling.learn import learn as learn_from
@@ -223,6 +241,16 @@ def learn(args: argparse.Namespace) -> int:
     with tqdm(unit="group", desc="held out", disable=None, leave=False) as bar:
         predictor = learn_from(samples, progress=bar.update, **provenance())
     found = importances(samples)
+    print("\n".join(importance.text() for importance in found), end="\n\n")
+    methods = dict.fromkeys(name for scores in predictor.scores for name in scores.layer)
+    rows = [
+        {"held out": scores.held_out, "error of a": what, **{name: errors.get(name) for name in methods}}
+        for scores in predictor.scores
+        for what, errors in (("layer", scores.layer), ("network", scores.network))
+    ]
+    print(f"median absolute error, as a share of the time\n\n{rows_table(rows)}\n")
+    best = predictor.provenance["regressor"]
+    print(f"chosen: {best}, for {predictor.device}, {predictor.backend}")
     write_predictor(args.output / "predictor.json", predictor)
     figures = {
         "device": predictor.device,
@@ -231,18 +259,7 @@ def learn(args: argparse.Namespace) -> int:
         "median_absolute_errors": [scores.model_dump() for scores in predictor.scores],
         "importances": [{**vars(importance), "text": importance.text()} for importance in found],
     }
-    write_json(args.output / "learnt.json", {**provenance(), **figures})
-    print("\n".join(importance.text() for importance in found), end="\n\n")
-    methods = dict.fromkeys(name for scores in predictor.scores for name in scores.layer)
-    rows = [
-        {"held out": scores.held_out, "error of a": what,
-         **{method: f"{errors[method]:.1%}" if method in errors else "" for method in methods}}
-        for scores in predictor.scores
-        for what, errors in (("layer", scores.layer), ("network", scores.network))
-    ]  # fmt: skip
-    print(f"median absolute error\n\n{rows_table(rows)}\n")
-    best = predictor.provenance["regressor"]
-    print(f"chosen: {best}, for {predictor.device}, {predictor.backend}; written to {args.output}")
+    write_figures(args.output / "learnt.json", figures)
     return 0
 
 
@@ -261,8 +278,8 @@ def fit(args: argparse.Namespace) -> int:
       multi-dnn profile fit
       multi-dnn profile fit --params-file my_robot.yaml --rate front=30
     """
-    check_files(args, "output")
-    config = read_config(args, **({} if args.predictor is None else {"predictor": str(args.predictor)}))
+    check_writable("--output", args.output)
+    config = options.read_config(args, **({} if args.predictor is None else {"predictor": str(args.predictor)}))
     rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
     for camera, hz in args.rate:
         if camera not in rates:
@@ -300,7 +317,7 @@ def training(args: argparse.Namespace) -> int:
     """
     if args.output is not None:
         check_writable("--output", args.output / "training.json")
-    check_models(args.model)
+    networks.check_files("", [], args.model)
     # Read when PyTorch is loaded: its profiler reports an error on machines without a GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     import torch
@@ -343,55 +360,6 @@ def training(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-
-
-def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: str) -> None:
-    group = parser.add_argument_group("how to measure")
-    add = group.add_argument
-    add_device(group)
-    add("--backend", default="auto", metavar="NAME",
-        help=f"backend, as parameter `backend` of the node: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=("auto", "fp16", "bf16"), default="auto", help="precision (default: %(default)s)")
-    add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
-    add("--threads", type=natural, metavar="N",
-        help=f"threads inside one CPU operation; 0: one per core (default: {threads})")  # fmt: skip
-    add("--repeats", type=positive, default=repeats, metavar="N",
-        help="repeats, of which medians are reported (default: %(default)s)")  # fmt: skip
-
-
-@contextmanager
-def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
-    """The device and backend of the options. PyTorch uses --threads threads inside the context.
-
-    threads: number if --threads is not given; 0: one per core.
-    """
-    import torch
-
-    from multi_dnn_ros.common.resources import cpu_count
-    from multi_dnn_ros.pipeline import choices
-    from multi_dnn_ros.planning.timing import Target
-    from multi_dnn_ros.profiling.limits import busy_warning
-    from multi_dnn_ros.profiling.torch_threads import torch_threads
-
-    check_backend(args)
-    device = choices.choose_device(args.device, "--device is")
-    name = choices.check_backend(
-        args.backend, device, args.precision, backend_from="--backend", precision_from="--precision"
-    )
-    wanted = threads if args.threads is None else args.threads
-    threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
-    make_backend = partial(
-        choices.choose_backend, name, device, args.precision,
-        providers=choices.automatic_providers(args.backend, device),
-    )  # fmt: skip
-    if busy := busy_warning(device):
-        print(f"warning: {busy}")
-    with torch_threads(threads):
-        yield Target(device, name, make_backend, args.precision, args.batch, args.repeats)
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(natural(part) for part in text.split(",")))
 
@@ -400,4 +368,4 @@ def _rate(text: str) -> tuple[str, float]:
     camera, separator, hz = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA=HZ")
-    return camera_name(camera), positive_float(hz)
+    return options.camera_name(camera), positive_float(hz)

@@ -14,8 +14,8 @@ several hosts the folders must have the same paths everywhere.
 
 To play a recording to a node, as on the robot: ros2 launch multi_dnn_ros replay.launch.py bag:=drive
 
-Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording, an
-overlay that could not be written (the results are kept) or, with --cluster, a failed recording; 2 wrong usage.
+Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording or,
+with --cluster, a failed recording; 2 wrong usage.
 
 examples:
   multi-dnn replay drive/ results/
@@ -28,132 +28,119 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import not_negative
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config, rows_table
+from multi_dnn_ros.cli import options
+from multi_dnn_ros.cli.figures import rows_table
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.serving.memory import configure_malloc
 
 if TYPE_CHECKING:
     from multi_dnn_ros.replay.replay import FrameOutcome
-    from multi_dnn_ros.settings.schema import NodeConfig
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = add_command(commands, "replay", __doc__, run)
+    parser = options.add_command(commands, "replay", __doc__, run)
     add = parser.add_argument
     add("in_bag", type=Path, metavar="IN_BAG",
         help="recording to read: a rosbag2 folder, .mcap or .db3 file; with --cluster, a folder of them")  # fmt: skip
     add("out_bag", type=Path, metavar="OUT_BAG",
         help="folder of the new recording; must not exist, except with --cluster")  # fmt: skip
-    add_params_file(parser)
+    options.add_params_file(parser)
     add("--topic", type=_assignment, action="append", default=[], metavar="CAMERA:=TOPIC",
         help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
         "topic)")  # fmt: skip
-    add("--node", default="/multi_dnn", metavar="NAME",
+    add("--node", type=options.node_name, default="/multi_dnn", metavar="NAME",
         help="full name of the node in the topics of the results (default: %(default)s)")  # fmt: skip
-    add_device(parser, default=None)
+    options.add_device(parser, default=None)
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH",
-        help="also draw the results on the images: PATH is an .mp4 file, or a folder for single images")  # fmt: skip
+        help="also draw the results on the images: PATH is an .mp4 file, or a folder for single images; with several "
+        "cameras one each, with the camera's name appended")  # fmt: skip
     add = parser.add_argument_group("many recordings").add_argument
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
         help="replay every recording under IN_BAG on the Ray cluster at ADDRESS: HOST:PORT, or auto, the cluster of "
         "this machine; without ADDRESS, in processes of this machine")  # fmt: skip
-    add("--gpus", type=not_negative, default=0.0, metavar="X",
+    add("--gpus", type=options.not_negative, default=0.0, metavar="X",
         help="with --cluster: GPUs, or a part of one, per recording, beside a CPU core (default: 0)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
-    check_node(args.node)
     if args.cluster is not None:
         if args.overlay is not None:
             raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
-        from multi_dnn_ros.cli.replay_cluster import run_cluster
-
-        return run_cluster(args)
+        return _run_cluster(args)
     if args.gpus:
         raise UsageError("--gpus needs --cluster")
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
-    config = read_config(args, args.node)
-    paths = _overlay_paths(args, config)
+    config = options.read_config(args, args.node)
+    paths = _overlay_paths(args, list(config.cameras))
 
     from tqdm import tqdm
 
     configure_malloc()
+    from multi_dnn_ros.common.processes import interrupts
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.replay.bag_reader import BagReader, recorded_topics
     from multi_dnn_ros.replay.bag_writer import BagWriter
-    from multi_dnn_ros.replay.overlays import Overlays
     from multi_dnn_ros.replay.replay import configured_replay
+    from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
-    with _stop_signals(), BagReader(args.in_bag) as bag:
+    with contextlib.ExitStack() as stack:
+        # SIGTERM and SIGHUP are as Ctrl-C. Not in a worker of Ray, which has a handler of its own.
+        if not callable(signal.getsignal(signal.SIGTERM)):
+            stack.enter_context(interrupts())
+        bag = stack.enter_context(BagReader(args.in_bag))
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
         frames = sum(bag.topics[topic].count for topic in topics.values())
         if not frames:
             raise CommandError(
                 f"bag {args.in_bag} holds no message on {', '.join(topics.values())}; choose with --topic"
             )
-        with BagWriter(args.out_bag, args.storage) as writer:
-            replay = configured_replay(config, topics, args.node, lambda line: print(line, file=sys.stderr))
-            with Overlays(paths) as overlays, tqdm(total=frames, unit="frame", desc="replay", disable=None) as bar:
+        writer = stack.enter_context(BagWriter(args.out_bag, args.storage))
+        replay = configured_replay(config, topics, args.node, lambda line: print(line, file=sys.stderr))
+        overlays = {camera: stack.enter_context(OverlayFiles(path)) for camera, path in paths.items()}
+        bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
 
-                def finish_frame(outcome: FrameOutcome) -> None:
-                    if any(isinstance(end, Result) for end in outcome.in_order()):
-                        frame = outcome.frame
-                        overlays.write(frame.camera, frame.stamp_ns, lambda: outcome.drawn(replay.kinds))
-                    bar.update()
+        def finish_frame(outcome: FrameOutcome) -> None:
+            if overlays and any(isinstance(end, Result) for end in outcome.in_order()):
+                overlays[outcome.frame.camera].write(outcome.drawn(replay.kinds), outcome.frame.stamp_ns)
+            bar.update()
 
-                summary = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
-            content = summary.as_json()
-            writer.add_file("summary.json", json.dumps(content, indent=2) + "\n")
+        summary = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
+        content = summary.as_json()
+        writer.add_file("summary.json", json.dumps(content, indent=2) + "\n")
     print(rows_table(content["streams"]))
-    problems = [f"{problem}; the recording of the results is complete" for problem in overlays.problems]
-    for text in (*bag.notes, *summary.input_damage, *problems):
+    for text in (*bag.notes, *summary.input_damage):
         print(f"warning: {text}", file=sys.stderr)
     print(f"written to {args.out_bag}")
-    return 1 if summary.input_damage or problems else 0
+    return 1 if summary.input_damage else 0
 
 
-def _stop_signals() -> AbstractContextManager[object]:
-    """Inside the block SIGTERM and SIGHUP are as Ctrl-C: unfinished files are removed.
-
-    Not in a worker of Ray, which has a handler of its own. A parent that ignores SIGTERM leaves it ignored in its
-    children: that is no handler.
-    """
-    from multi_dnn_ros.common.processes import interrupts
-
-    return nullcontext() if callable(signal.getsignal(signal.SIGTERM)) else interrupts()
-
-
-def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Path]:
+def _overlay_paths(args: argparse.Namespace, cameras: list[str]) -> dict[str, Path]:
     """The file or folder of --overlay for each camera; empty without --overlay. Raises UsageError, before any work."""
-    if args.overlay is None:
+    path: Path | None = args.overlay
+    if path is None:
         return {}
-    from multi_dnn_ros.replay.overlays import overlay_paths
     from multi_dnn_ros.vision.overlay_files import OverlayFileError, check_new_overlay
 
-    out_bag, overlay = args.out_bag.resolve(), args.overlay.resolve()
-    if overlay == out_bag or out_bag in overlay.parents:
-        raise UsageError(
-            f"--overlay {args.overlay} is in OUT_BAG, which gets its name only when it is complete; expected a path "
-            "outside of it"
-        )
-    paths = overlay_paths(args.overlay, config.cameras)
-    for path in paths.values():
+    if path.resolve().is_relative_to(args.out_bag.resolve()):
+        raise UsageError(f"--overlay {path} is in OUT_BAG, which is written as a whole; expected a path outside of it")
+    paths = {name: path.with_name(f"{path.stem}_{name}{path.suffix}") for name in cameras}
+    paths = paths if len(cameras) > 1 else dict.fromkeys(cameras, path)
+    for each in paths.values():
         try:
-            check_new_overlay(path)
+            check_new_overlay(each)
         except OverlayFileError as error:
             raise UsageError(f"--overlay: {error}") from None
     return paths
@@ -164,3 +151,89 @@ def _assignment(text: str) -> tuple[str, str]:
     if not (camera and separator and topic.startswith("/")):
         raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA:=/TOPIC")
     return camera, topic
+
+
+def _run_cluster(args: argparse.Namespace) -> int:
+    """Replay every recording that has no results yet. Returns 1 if one failed or is damaged."""
+    from tqdm import tqdm
+
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.fleet.ray_cluster import alive_hosts, connected, ray_reason
+
+    output, given = args.out_bag.absolute(), _replay_options(args)
+    manifest = output / "manifest.json"
+    recordings = dict(_recordings(args.in_bag.absolute(), args.in_bag.absolute(), output))
+    if not recordings:
+        raise UsageError(f"IN_BAG {args.in_bag} holds no recording; with --cluster it is a folder of recordings")
+    if manifest.is_file():
+        if (before := json.loads(manifest.read_text(encoding="utf-8"))["options"]) != given:
+            raise UsageError(f"{manifest} belongs to replays with options {before}, not {given}; name a new folder")
+    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"OUT_BAG {output} already exists and has no {manifest.name}; name a new folder")
+    content: dict[str, Any] = {"options": given, **provenance(), "recordings": {}}
+    gpus = args.gpus
+    with connected(args.cluster) as ray, tqdm(total=len(recordings), unit="recording", disable=None) as bar:
+        if not any(host.get("CPU", 0) >= 1 and host.get("GPU", 0) >= gpus for host in alive_hosts(ray)):
+            raise CommandError(f"no host of the cluster has the CPU core and the {gpus:g} GPUs for one replay")
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=2)(replay_one)
+        pending = {task.remote(str(path), str(output / name), given): name for name, path in recordings.items()}
+        while pending:
+            (ended,), _ = ray.wait(list(pending), num_returns=1)
+            name = pending.pop(ended)
+            try:
+                entry = ray.get(ended)
+            except ray.exceptions.RayError as error:
+                entry = {"status": "failed", "message": ray_reason(error)}
+            content["recordings"][name] = entry
+            write_json(manifest, content)
+            bar.update(1)
+            if entry["status"] != "done":
+                bar.write(f"{name}: {entry['status']}: {entry['message']}", file=sys.stderr)
+    found = [entry["status"] for entry in content["recordings"].values()]
+    counts = ", ".join(f"{found.count(status)} {status}" for status in ("done", "damaged", "failed"))
+    print(f"{len(found)} recordings: {counts}\nwritten to {output}; {manifest.name} lists the recordings")
+    return 0 if found.count("done") == len(found) else 1
+
+
+def replay_one(recording: str, output: str, words: list[str]) -> dict[str, Any]:
+    """One replay, in a process of the cluster. What it prints is appended to a log beside the results.
+
+    Results get their name only when they are complete, so those that exist are not computed again.
+    """
+    from multi_dnn_ros.cli.main import main
+
+    target = Path(output)
+    log = target.with_name(f"{target.name}.log")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        with (
+            log.open("a", buffering=1, encoding="utf-8") as file,
+            contextlib.redirect_stdout(file),
+            contextlib.redirect_stderr(file),
+            contextlib.suppress(SystemExit),
+        ):
+            main(["replay", recording, output, *words])
+    if not (target / "summary.json").is_file():
+        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return {"status": "failed", "message": f"{lines[-1].strip() if lines else 'no output'} ({log.name})"}
+    damage = json.loads((target / "summary.json").read_text(encoding="utf-8"))["input_damage"]
+    return {"status": "damaged" if damage else "done", "message": "; ".join(damage)}
+
+
+def _recordings(folder: Path, root: Path, output: Path) -> Iterator[tuple[str, Path]]:
+    """Name and path of the rosbag2 folders, and of the .mcap and .db3 files outside them. The results are left out."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() and folder != output else ():
+        if (path / "metadata.yaml").is_file():
+            yield str(path.relative_to(root)), path
+        elif path.is_dir() and not path.is_symlink():
+            yield from _recordings(path, root, output)
+        elif path.suffix in (".mcap", ".db3") and not path.name.startswith("."):  # a Mac's ._name
+            yield str(path.relative_to(root).with_suffix("")), path
+
+
+def _replay_options(args: argparse.Namespace) -> list[str]:
+    """The options of each replay. Other processes have other working folders."""
+    words = ["--storage", args.storage, "--node", args.node, *["--with-input"] * args.with_input]
+    words += ["--params-file", str(args.params_file.absolute())] if args.params_file is not None else []
+    words += ["--device", args.device] if args.device is not None else []
+    return words + [word for camera, topic in args.topic for word in ("--topic", f"{camera}:={topic}")]

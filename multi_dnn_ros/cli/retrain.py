@@ -7,28 +7,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import fraction, not_negative, positive, positive_float
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.network_arguments import (
-    DATA_HELP,
-    add_data,
-    add_model,
-    add_network,
-    check_files,
-    check_output,
-    check_weights,
-    origin,
-    read_data,
-    read_trainable,
-)
-from multi_dnn_ros.cli.options import add_seed, check_writable
+import filelock
+
+from multi_dnn_ros.cli import networks, options
+from multi_dnn_ros.cli.figures import rows_table, write_figures
+from multi_dnn_ros.cli.options import Commands, add_command, check_writable, fraction, not_negative, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.trainable import Trainable
 
-_DETAILS = f"""\
+_TEXT = f"""\
+Train a DNN, for example to recover the accuracy that decomposition cost.
+
 The network is trained, scored on data that is used neither for training nor for choosing the epoch, and written as one
 file that the node loads (parameter dnn.<dnn>.model: FILE).
 
@@ -36,60 +28,54 @@ The weights of the best epoch are kept, or the original ones if no epoch is bett
 mAP@0.5 or lane F1 on a separate part of the data. With --checkpoint, repeating the command continues an interrupted run
 and produces the same weights as an uninterrupted one.
 
-{DATA_HELP}
+{networks.DATA_HELP}
 Several processes, on several GPUs or on a CPU:
 
   torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
-"""
-_EXAMPLES = """\
-multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
-multi-dnn retrain lane.safetensors --output better.safetensors --data road --data lanes:my_lanes --teacher builtin:lane
-multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --teacher big.safetensors
-multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
-multi-dnn retrain people.pt2 --labels person --data coco:coco --output better.pt2 --lr 1e-4
+
+examples:
+  multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
+  multi-dnn retrain lane.safetensors --output new.safetensors --data road --data lanes:my_lanes --teacher builtin:lane
+  multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --teacher big.safetensors
+  multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
+  multi-dnn retrain people.pt2 --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
 
 
-def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    parser = add_command(
-        subparsers, "retrain", "train a DNN, for example to recover the accuracy that decomposition cost",
-        details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("pycocotools",),
-    )  # fmt: skip
-    add_model(parser, what="network to train, often a file of `multi-dnn decompose`")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE",
-                        help="file to write; an existing file is replaced")  # fmt: skip
-    add_data(parser)
-    add_network(parser.add_argument_group("network"))
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "retrain", _TEXT, run, libraries=("pycocotools",))
+    networks.add_model(parser, what="network to train, often a file of `multi-dnn decompose`")
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="FILE", help="file to write; an existing file is replaced")
+    networks.add_data(parser)
+    add("--report", type=Path, metavar="FOLDER",
+        help="write retrain.json to this folder: settings, scores and the history (default: none)")  # fmt: skip
+    networks.add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL",
         help="network whose outputs are also training targets, such as the original (default: none)")  # fmt: skip
     add("--teacher-weight", type=fraction, default=0.5, metavar="X",
         help="the teacher's part of the loss, 0..1 (default: %(default)s)")  # fmt: skip
-    add = parser.add_argument
-    add("--report", type=Path, metavar="FOLDER",
-        help="write retrain.json to this folder: settings, scores and the history (default: none)")  # fmt: skip
     schedule = parser.add_argument_group("schedule")
     add = schedule.add_argument
     add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
     add("--batch-size", type=positive, default=64, metavar="N",
         help="images per step, over all processes together (default: %(default)s)")  # fmt: skip
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer (default: %(default)s)")
-    add("--lr", type=positive_float, default=1e-3, metavar="X",
+    add("--lr", type=options.positive_float, default=1e-3, metavar="X",
         help="maximum learning rate; it decays to zero along a cosine (default: %(default)s)")  # fmt: skip
     add("--weight-decay", type=not_negative, default=0.02, metavar="X", help="weight decay (default: %(default)s)")
-    add("--warm-up", type=not_negative, default=1.0, metavar="EPOCHS",
-        help="epochs over which the learning rate rises (default: %(default)s)")  # fmt: skip
     add("--label-smoothing", type=fraction, default=0.1, metavar="X",
         help="for classifiers: label smoothing, 0..1 (default: %(default)s)")  # fmt: skip
+    add("--average", type=fraction, default=0.999, metavar="X",
+        help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
     add("--mix", type=fraction, default=0.0, metavar="X",
         help="for classifiers: fraction of the batches in which CutMix combines images, 0..1; useful in long training "
         "(default: %(default)s)")  # fmt: skip
-    add("--average", type=fraction, default=0.999, metavar="X",
-        help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
     add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
-    add_seed(schedule, "order, augmentation and dropout")
+    options.add_seed(schedule, "order, augmentation and dropout")
     add("--checkpoint", type=Path, metavar="FILE",
         help="file for the state of training, written after every epoch; if it exists, training continues from it; "
         "FILE.lock keeps a second command from writing it at the same time; it takes up to five times the network's "
@@ -98,36 +84,29 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
-    check_files(args.weights, args.data, args.model, *([args.teacher] if args.teacher else []))
-    import filelock
-
-    from multi_dnn_ros.common.reporting import provenance, table, write_json
-    from multi_dnn_ros.models.registry import source_of
+    networks.check_files(args.weights, args.data, args.model, *([args.teacher] if args.teacher else []))
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain
 
-    report = args.report / "retrain.json" if args.report is not None else None
-    if report is not None:
-        check_writable("--report", report)
-    check_weights(args, [args.model, *([args.teacher] if args.teacher else [])])
-    teaching = source_of(args.teacher) if args.teacher else None
-    if teaching is not None and teaching.takes_weights and args.weights == "random":
+    report = args.report and args.report / "retrain.json"
+    check_writable("--report", report)
+    check_writable("--checkpoint", args.checkpoint)
+    networks.check_weights(args, args.model, *([args.teacher] if args.teacher else []))
+    if args.teacher and args.weights == "random" and networks.takes_weights(args.teacher):
         raise UsageError(
             f"--teacher {args.teacher} would have random weights (--weights random); name a trained network"
         )
-    if args.checkpoint is not None:
-        check_writable("--checkpoint", args.checkpoint)
-        if args.checkpoint.absolute() == args.output.absolute():
-            raise UsageError(f"--checkpoint and --output are both {args.output}; expected two different files")
-    student = read_trainable(args, args.model, smoothing=args.label_smoothing)
-    check_output(args.output, args.model, student.source)
-    teacher = read_trainable(args, args.teacher) if args.teacher else None
-    sets = read_data(args, student)
+    if args.checkpoint is not None and args.checkpoint.absolute() == args.output.absolute():
+        raise UsageError(f"--checkpoint and --output are both {args.output}; expected two different files")
+    student = networks.read_trainable(args, args.model, smoothing=args.label_smoothing)
+    networks.check_output(args.output, args.model, student.source)
+    teacher = networks.read_trainable(args, args.teacher) if args.teacher else None
+    sets = networks.read_data(args, student)
     schedule = Schedule(
-        args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
-        precision=args.precision, seed=args.seed, mix=args.mix,
+        args.epochs, args.lr, args.optimizer, args.weight_decay, ema=args.average, precision=args.precision,
+        seed=args.seed, mix=args.mix,
     )  # fmt: skip
     with distributed.process_group(str(choose_device(args.device, "--device is"))) as device, ExitStack() as stack:
         first = distributed.rank() == 0
@@ -146,15 +125,15 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _write(args, student, sets[0].labels, training)
     before, after = training["test_scores"].values()
-    rows = [
-        (name, f"{before[name]:.4f}", f"{value:.4f}", f"{value - before[name]:+.4f}") for name, value in after.items()
-    ]
-    print(table(("test part", "before", "after", "change"), rows))
+    print(rows_table([
+        {"test part": name, "before": f"{before[name]:.4f}", "after": f"{value:.4f}",
+         "change": f"{value - before[name]:+.4f}"}
+        for name, value in after.items()
+    ]))  # fmt: skip
     epoch = training["kept_epoch"] + 1
     kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
     print(f"{kept}, {training['seconds']:.0f} s of training; written to {args.output}")
-    if report is not None:
-        write_json(report, {**provenance(), "model": args.model, "training": training})
+    write_figures(report, {"model": args.model, "training": training})
     return 0
 
 
@@ -169,7 +148,7 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
         {"provenance": before.provenance} if before is not None else {}
     )}  # fmt: skip
     description = Description(
-        model=origin(args.model, student.source),
+        model=networks.origin(args.model, student.source),
         num_classes=before.num_classes if before is not None else args.num_classes,
         input_size=student.size,
         labels=labels if student.task == "classes" else student.labels,

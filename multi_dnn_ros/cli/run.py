@@ -20,8 +20,7 @@ import os
 import signal
 from pathlib import Path
 
-from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_params_file
+from multi_dnn_ros.cli.options import Commands, add_command, add_params_file
 
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
-from multi_dnn_ros.demo.output_folder import MARK, clear_output
+from multi_dnn_ros.demo.output_folder import clear_output
 from multi_dnn_ros.demo.recorded_frames import Stream, last_statuses
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, RecordedDrive, report
@@ -106,10 +106,8 @@ class Demo:
         with ExitStack() as stack:
             domain = stack.enter_context(reserved_domain())
             environment = loopback_environment(domain)
-            print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
             stack.enter_context(interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
-            writer.add_file(MARK, "")
             os.environ.update(environment)
             configure()
             rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
@@ -126,7 +124,6 @@ class Demo:
             _watch(executor, recorder, node, source, drive, bar)
             _finish(executor, recorder)
             ended_in_time = node.stop()
-            recorder.flush()
             return node.peak_memory_bytes, ended_in_time
 
 
@@ -161,9 +158,7 @@ def _watch(
         images = recorder.counts[drive.image]
         if not images and now - begin > _START_LIMIT_S:
             raise CommandError(f"no image after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
-        counts = (f"{each.dnn} {recorder.counts[next(iter(each.topics.values()))]}" for each in drive.streams)
         bar.set_description("driving" if images else "starting", refresh=False)
-        bar.set_postfix_str(", ".join(counts), refresh=False)
         bar.update(images - bar.n)
     if source.exit_code() != 0:
         raise _failed(source, f"ended with exit code {source.exit_code()}")

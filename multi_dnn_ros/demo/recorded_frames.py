@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rclpy.serialization import deserialize_message
 
 from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.demo.video import found_names
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.result_messages import class_names
@@ -19,7 +20,7 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import ResultKind
-from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes, boxes_of
+from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes
 
 _SETTINGS = ImageSettings("front", 1 << 24)
 #: Class names of the true detections, by class_id.
@@ -54,8 +55,7 @@ class RecordedFrame:
 
     def count_results(self) -> int:
         """Number of boxes and lane lines of all DNNs."""
-        found = [output.lanes if isinstance(output, Lanes) else boxes_of(output) for output, _ in self.results.values()]
-        return sum(len(each) for each in found if each is not None)
+        return sum(len(found_names(output)) for output, _ in self.results.values())
 
 
 def recorded_frames(
@@ -94,10 +94,8 @@ def recorded_frames(
             elif (other := first_parts.pop((stream.dnn, stamp_ns), None)) is None:
                 first_parts[stream.dnn, stamp_ns] = message
             else:
-                frame.results[stream.dnn] = (
-                    lanes(*((message, other) if name == "mask" else (other, message))),
-                    latency_ms,
-                )
+                mask, points = (message, other) if name == "mask" else (other, message)
+                frame.results[stream.dnn] = lanes(mask, points), latency_ms
         if len(pending) > window:
             oldest = pending.pop(min(pending))
             if oldest.image is not None:

@@ -29,6 +29,8 @@ from multi_dnn_ros.vision.result_kind import Layer
 
 NODE = "/multi_dnn"
 DIAGNOSTICS = "/diagnostics"
+#: Scores in the table, by their names in summary.json.
+_SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
 #: How long the last result of a DNN is drawn on frames without a result.
 _LAST_RESULT_NS = 1_000_000_000
 
@@ -49,7 +51,7 @@ class RecordedDrive:
 
 
 def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bool) -> dict[str, Any]:
-    """Score the recording, write overlay.mp4, overlay.png, diagnostics.json and summary.json, and print the table.
+    """Score the recording, write overlay.mp4, overlay.png and summary.json, and print the table.
 
     Returns the content of summary.json; its `silent` lists the DNNs without a result.
     """
@@ -58,12 +60,6 @@ def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bo
         counts = {name: topic.count for name, topic in bag.topics.items()}
         messages = [deserialize_message(message.data, DiagnosticArray) for message in bag.messages([DIAGNOSTICS])]
     last = last_statuses(messages, NODE)
-    listed = [
-        {"stamp": {"sec": message.header.stamp.sec, "nanosec": message.header.stamp.nanosec}, "status": statuses}
-        for message in messages
-        if (statuses := last_statuses([message], NODE))
-    ]
-    write_json(recorded.output / "diagnostics.json", {"messages": listed, "last": last})
     dnns = {}
     for name, figure in figures.items():
         status = last.get(f"{name} on {recorded.camera}")
@@ -82,16 +78,10 @@ def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bo
     print(f"peak resident memory of the node and its engine processes: {peak_memory_bytes / 2**20:.0f} MiB")
     if not ended_in_time:
         print("warning: the node did not end within 10 s of SIGINT and was killed")
-    print(f"written to {recorded.output}: overlay.mp4, overlay.png, summary.json, diagnostics.json, bag/")
+    print(f"written to {recorded.output}: overlay.mp4, overlay.png, summary.json, bag/")
     if summary["silent"]:
         print(f"FAILED: no result from {', '.join(summary['silent'])}; see {recorded.output / 'node.log'}")
     return summary
-
-
-def score_of(figures: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Name and value of the score of a DNN; None: nothing to compare its results with."""
-    names = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
-    return next(((shown, figures[name]) for name, shown in names.items() if name in figures), None)
 
 
 def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
@@ -126,14 +116,14 @@ def _table(dnns: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for dnn, figures in dnns.items():
         latency, counted = figures.get("latency_ms", {}), figures["accounts"] or {}
-        score = score_of(figures)
+        scores = {shown: figures[name] for name, shown in _SCORES.items() if name in figures}
         rows.append([
             dnn,
             f"{figures.get('rate_hz', 0.0):.1f}",
             *(f"{latency[name]:.0f}" if latency else "-" for name in ("p50", "p95", "p99")),
             *(str(counted.get(name, "?")) for name in ("offered", "published")),
             counts_text(counted.get("dropped", {})),
-            f"{score[0]} {score[1]:.3f}" if score else "nothing to compare",
+            ", ".join(f"{name} {value:.3f}" for name, value in scores.items()) or "nothing to compare",
         ])  # fmt: skip
     header = ["DNN", "Hz", "p50 ms", "p95 ms", "p99 ms", "offered", "published", "dropped", "vs ground truth"]
     return table(header, rows)

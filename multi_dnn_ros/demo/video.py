@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,59 +58,40 @@ class VideoMessages:
 
 
 class VideoFigures:
-    """Collects what each DNN found, frame by frame.
+    """Collects what each DNN found, frame by frame."""
 
-    frames: number of frames with an inference, by DNN.
-    """
-
-    def __init__(self, dnns: Iterable[str]) -> None:
-        self.frames = dict.fromkeys(dnns, 0)
-        # Number of results of each frame with a result that can be counted; and number of results by class name.
-        self._counts: dict[str, list[int]] = {dnn: [] for dnn in self.frames}
-        self._names: dict[str, Counter[str]] = {dnn: Counter() for dnn in self.frames}
-        self._times_ms: dict[str, list[float]] = {dnn: [] for dnn in self.frames}
+    def __init__(self) -> None:
+        self._names: defaultdict[str, Counter[str]] = defaultdict(Counter)  # number of results by class name
+        self._times_ms: defaultdict[str, list[float]] = defaultdict(list)
 
     def add(self, outcome: FrameOutcome) -> int:
         """Add the results of a frame; returns the number of those that can be counted."""
         total = 0
         for end in outcome.in_order():
-            if not isinstance(end, Result):
-                continue
-            parts = [_names(part) for part in results_by_name(end.dnn, end.output).values()]
-            counted = [part for part in parts if part is not None]
-            names = [name for part in counted for name in part]
-            self.frames[end.dnn] += 1
-            if counted:
-                self._counts[end.dnn].append(len(names))
-            self._names[end.dnn].update(names)
-            self._times_ms[end.dnn].append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
-            total += len(names)
+            if isinstance(end, Result):
+                names = [name for part in results_by_name(end.dnn, end.output).values() for name in found_names(part)]
+                self._names[end.dnn].update(names)
+                self._times_ms[end.dnn].append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
+                total += len(names)
         return total
 
     def as_json(self, summary: Summary) -> dict[str, Any]:
-        """Accounts, results and times of each DNN, by its name.
+        """Accounts, results by class and times of each DNN, by its name.
 
-        `results` and `frames_with_results` are None if no result can be counted, as masks and those of other packages.
         `inference_ms`: from the start of each frame's inference to its decoded result.
         """
         content = {}
         for (dnn, _), stream in summary.streams.items():
-            counts, times = self._counts[dnn], self._times_ms[dnn]
-            uncounted = self.frames[dnn] and not counts
             content[dnn] = {
                 **{name: value for name, value in vars(stream).items() if name not in ("dnn", "camera")},
-                "results": None if uncounted else sum(counts),
-                "frames_with_results": None if uncounted else sum(count > 0 for count in counts),
                 "by_class": dict(self._names[dnn].most_common()),
-                "inference_ms": distribution(times) if times else {},
+                "inference_ms": distribution(times) if (times := self._times_ms[dnn]) else {},
             }
         return content
 
 
-def _names(output: Any) -> list[str] | None:
-    """The class of each box, or "line" for each lane line; None for class masks and for results of other packages."""
+def found_names(output: Any) -> list[str]:
+    """The class of each box, or "line" for each lane line; empty for what cannot be counted, such as class masks."""
     if (boxes := boxes_of(output)) is not None:
         return [boxes.labels[class_id] for class_id in boxes.class_ids]
-    if isinstance(output, Lanes):
-        return ["line"] * len(output.lanes)
-    return None
+    return ["line"] * len(output.lanes) if isinstance(output, Lanes) else []

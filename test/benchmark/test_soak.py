@@ -33,7 +33,7 @@ def soak(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any], dict[str, 
     parameters, output = tmp_path / "parameters.yaml", tmp_path / "soak.json"
     parameters.write_text(ONE_DNN)
     code = main(["benchmark", "soak", "--params-file", str(parameters), "--output", str(output),
-                 "--logs", str(tmp_path / "logs"), *options])  # fmt: skip
+                 *options])  # fmt: skip
     found = json.loads(output.read_text())
     return code, found, {verdict["name"]: verdict["note"] for verdict in found["verdicts"] if not verdict["passed"]}
 

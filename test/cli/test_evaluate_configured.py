@@ -71,7 +71,7 @@ def test_each_result_is_scored_with_its_own_kind(
     assert found["road/people"]["reason"].startswith(f"data '{data}': ")  # no true person
     assert found["road/drivable"]["reason"] == "results of kind 'drivable_area' cannot be scored"
     text = capsys.readouterr().out
-    assert "map50 1.0000" in text
+    assert "map50 1" in text
     assert "none: results of kind 'drivable_area' cannot be scored" in text
 
 
@@ -104,17 +104,6 @@ def boxes_only(folder: Path) -> Path:
     return file
 
 
-def test_nothing_to_score_is_exit_code_1_with_the_reason(tmp_path: Path, model: Path) -> None:
-    params = parameters(tmp_path, model, **OUTPUTS)
-    images, masks = (tmp_path / "lanes" / "val" / part for part in ("images", "masks"))
-    for folder in (images, masks, tmp_path / "lanes" / "train"):
-        folder.mkdir(parents=True)
-    cv2.imwrite(str(images / "a.png"), np.zeros((48, 64, 3), np.uint8))
-    cv2.imwrite(str(masks / "a.png"), np.zeros((48, 64), np.uint8))
-    found = scored(tmp_path, params, f"lanes:{tmp_path / 'lanes'}", code=1)
-    assert found["road/objects"]["reason"] == f"data 'lanes:{tmp_path / 'lanes'}' has no boxes"
-
-
 def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
     lane = {"role": "lane", "crop": [0.0, 0.3, 1.0, 0.7]}
     file = tmp_path / "lane.yaml"
@@ -133,7 +122,6 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
         (["--params-file", "FILE", "--served"], "--served is for MODEL"),
         (["--params-file", "FILE", "--num-classes", "3"], "--num-classes is for MODEL"),
         (["--params-file", "FILE", "--size", "64x48"], "--size is for MODEL"),
-        (["--params-file", "FILE", "--sms", "8"], "--sms is for MODEL"),
         (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
         (["--params-file", "none.yaml"], "--params-file is none.yaml: no such file"),
         (["--params-file", "FILE", "--data", "cifar10:."], "kind 'cifar10' has no images of a camera"),

@@ -20,7 +20,6 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.serving.configure import warm_up
 from multi_dnn_ros.settings.params_file import read_params_file
-from multi_dnn_ros.settings.schema import DnnConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,16 +73,6 @@ def test_a_decoder_that_replaces_the_models_own_is_among_the_parameters(
     params.write_text(found["yaml"], encoding="utf-8")
     ((name, config),) = read_params_file(params).dnns.items()
     assert load_dnn(name, config).decoder.name == "drivable"
-
-
-def test_the_text_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image, output = tmp_path / "road.png", tmp_path / "new" / "found.png"  # its folder is created
-    cv2.imwrite(str(image), np.full((120, 200, 3), 90, np.uint8))
-    assert main(["inspect", "builtin:lane", "--image", str(image), "--output", str(output)]) == 0
-    text = capsys.readouterr().out
-    for part in ("decoder", "inputs", "macs", f"picture     {output}", 'model: "builtin:lane"'):
-        assert part in text, text
-    assert cv2.imread(str(output)).shape == (120, 200, 3)
 
 
 def test_what_the_node_cannot_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,20 +164,6 @@ def test_the_highway_file_serves_exports(tmp_path: Path, caplog: pytest.LogCaptu
     assert lane.priority > vehicle.priority
     decoder = vehicle.decode
     assert [decoder.labels[number] for number in sorted(decoder.kept)] == config.dnns["vehicle"].keep
-
-
-def test_the_crops_in_the_highway_file_are_those_of_the_models_page() -> None:
-    text = (ROOT / "config" / "highway.yaml").read_text(encoding="utf-8")
-    crops = [yaml.safe_load(crop) for crop in re.findall(r"\[0[\d., ]*\]", text)]
-    above = {  # fraction of the height that UFLDv2 and CLRNet do not see, for CULane and TuSimple
-        "UFLDv2": [0.4, 0.2],
-        "CLRNet": [270 / 590, 160 / 720],
-    }
-    assert [crop[1] for crop in crops[:4]] == pytest.approx([*above["UFLDv2"], *above["CLRNet"]], abs=5e-4)
-    assert crops[4] == crops[0]
-    for crop in crops:
-        assert DnnConfig(role="lane", model="lane.onnx", crop=crop).crop == crop
-        assert crop[1] + crop[3] == pytest.approx(1.0)
 
 
 def test_the_coco_file_is_complete_but_for_the_weights() -> None:

@@ -63,7 +63,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["builtin:sofa", "--output", "x.safetensors"], 1, "model is 'builtin:sofa'; allowed: builtin:lane"),
+        (["builtin:sofa", "--output", "x.safetensors"], 1, "MODEL is 'builtin:sofa'; allowed: builtin:"),
         (
             ["builtin:lane", "--output", "x.pt2"],
             2,
@@ -78,13 +78,17 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["builtin:lane", "--output", "x.safetensors", "--ratio", "1"], 1, "no layer of LaneNet is worth decomposing"),
         (
-            ["builtin:lane", "--output", "x.safetensors", "--latency", "--backend", "abacus"],
+            ["builtin:lane", "--output", "x.safetensors", "--ranks", "measured", "--backend", "abacus"],
             2,
             "'abacus'; allowed: auto",
         ),
-        (["builtin:lane", "--output", "x.safetensors", "--latency", "--device", "gpu"], 1, "device is 'gpu'; allowed"),
+        (
+            ["builtin:lane", "--output", "x.safetensors", "--ranks", "measured", "--device", "gpu"],
+            1,
+            "device is 'gpu'; allowed",
+        ),
         (["torchvision:squeezenet1_1", "--output", "x.safetensors"], 1, "weights is 'default'; allowed: IMAGENET1K_V1"),
-        (["nowhere.onnx", "--output", "x.pt2"], 1, "model is 'nowhere.onnx': there is no such file"),
+        (["nowhere.onnx", "--output", "x.pt2"], 1, "MODEL is 'nowhere.onnx': there is no such file"),
     ],
 )
 def test_failure_is_one_line_and_writes_nothing(

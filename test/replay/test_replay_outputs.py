@@ -67,6 +67,10 @@ def test_replay_without_a_node(folder: Path) -> None:
     command = ["replay", str(folder / "drive"), str(folder / "results"), "--params-file", str(folder / "road.yaml")]
     assert main([*command, "--overlay", str(folder / "pictures")]) == 0
     check(read_bag(folder / "results"))
+    metadata = yaml.safe_load((folder / "results" / "metadata.yaml").read_text())["rosbag2_bagfile_information"]
+    topics = [entry["topic_metadata"] for entry in metadata["topics_with_message_count"]]
+    latched = {topic["name"] for topic in topics if topic["offered_qos_profiles"]}  # also for late subscribers
+    assert latched == {f"/multi_dnn/road/{name}/label_info" for name in ("cars", "people")}
     summary = json.loads((folder / "results" / "summary.json").read_text())
     assert f'"published": {FRAMES}' in json.dumps(summary)
     assert len(list((folder / "pictures").iterdir())) == FRAMES

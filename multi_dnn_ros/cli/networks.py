@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import natural, positive, size
-from multi_dnn_ros.cli.options import add_device, check_writable
+from multi_dnn_ros.cli.options import add_device, add_size, check_writable, natural, positive, read_config
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.forms import PRECISIONS, model_forms
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from multi_dnn_ros.backends import Backend, Tensors
     from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.planning.timing import Target
+    from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
-#: Values of --backend.
+#: Values of --backend, and what an argument that names a network can be.
 BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
-#: What an argument that names a network can be.
 MODEL_HELP = ", ".join(model_forms())
 DATA_HELP = f"""\
 data (KIND:PATH):
@@ -36,14 +36,10 @@ least 50, and whole recordings (NAME of NAME_<frame>.jpg) if there are several.
 """
 
 
-def add_model(
-    parser: argparse._ActionsContainer, *, several: bool = False, optional: bool = False, what: str = "network"
-) -> None:
-    """MODEL, or several of them. optional: other options can replace it. what: the first words of its help."""
-    parser.add_argument(
-        "models" if several else "model", metavar="MODEL", help=f"{what}: {MODEL_HELP}",
-        nargs="*" if several and optional else "+" if several else None,
-    )  # fmt: skip
+def add_model(parser: argparse._ActionsContainer, nargs: str | None = None, what: str = "network") -> None:
+    """`model`, or `models` if nargs says that there can be several. what: the first words of its help."""
+    name = "models" if nargs in ("+", "*") else "model"
+    parser.add_argument(name, metavar="MODEL", nargs=nargs, help=f"{what}: {MODEL_HELP}")
 
 
 def add_timing_weights(parser: argparse._ActionsContainer) -> None:
@@ -63,7 +59,7 @@ def add_loading(parser: argparse._ActionsContainer) -> None:
         "random; other models contain their weights (default: those)")  # fmt: skip
     add("--num-classes", type=natural, default=0, metavar="N",
         help="classes of a torchvision network (default: those of its weights)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+    add_size(parser)
 
 
 def add_network(parser: argparse._ActionsContainer, *, classifiers: bool = True) -> None:
@@ -76,8 +72,6 @@ def add_network(parser: argparse._ActionsContainer, *, classifiers: bool = True)
         "one that reads outputs of these shapes)")  # fmt: skip
     add("--labels", nargs="+", default=[], metavar="NAME",
         help="class names in the order of their numbers (default: the model's, or the data's)")  # fmt: skip
-    add("--keep", nargs="+", default=[], metavar="NAME",
-        help="for segmentation networks: the classes that are lane (default: the model's)")  # fmt: skip
 
 
 def add_data(parser: argparse._ActionsContainer) -> None:
@@ -89,41 +83,65 @@ def add_data(parser: argparse._ActionsContainer) -> None:
     add_device(parser)
 
 
-def add_calibration(parser: argparse._ActionsContainer) -> None:
-    """--calibration-images."""
+def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
+    """--params-file and --dnn."""
+    add = parser.add_argument
+    add("--params-file", type=Path, metavar="YAML",
+        help="instead of MODEL: a DNN of this parameter file, with its crop and all its results")  # fmt: skip
+    add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
+
+
+def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
+    """--backend and --precision. int8: whether the command calibrates it."""
+    add = parser.add_argument
+    add("--backend", default="auto", metavar="NAME",
+        help=f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
+    add("--precision", choices=[name for name in PRECISIONS if int8 or name != "int8"], default="auto",
+        help="precision that the node will use (default: %(default)s)")  # fmt: skip
+
+
+def add_sms(parser: argparse._ActionsContainer) -> None:
+    """--sms."""
     parser.add_argument(
-        "--calibration-images", default="", metavar="DIR",
-        help="for int8: folder of images on which value ranges are measured, as the node's parameter "
-        "calibration_images (default: generated road images)",
-    )  # fmt: skip
+        "--sms", type=positive, metavar="N", help="use only N SMs of the GPU, by a CUDA green context (default: all)"
+    )
 
 
-def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
-    """The network `model`, loaded with the options of :func:`add_network`."""
-    from multi_dnn_ros.models.sources import load_network
-    from multi_dnn_ros.training.trainable import make_trainable
+def check_configured(args: argparse.Namespace, models: object, model_options: Sequence[str]) -> None:
+    """Check that either MODEL or --params-file is given, and only options that belong to it.
 
-    weights, classes = weights_of(args, model)
-    source = load_network(model, weights=weights, num_classes=classes, size=args.size)
-    return make_trainable(
-        source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing,
-        report=partial(print, file=sys.stderr),
-    )  # fmt: skip
+    models: the value of MODEL. model_options: options that are allowed only with MODEL. Raises UsageError;
+    CommandError for a parameter file that does not exist.
+    """
+    if args.params_file is None:
+        if args.dnn is not None:
+            raise UsageError("--dnn names a DNN of --params-file, which is missing")
+        if not models:
+            raise UsageError("expected MODEL, or --params-file")
+        return
+    if models:
+        raise UsageError("MODEL and --params-file both name a model; give only one of them")
+    for option in model_options:
+        name = option.replace("-", "_")
+        if getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"--{option} is for MODEL; a DNN of --params-file has its parameters there")
+    if not args.params_file.is_file():
+        raise CommandError(f"--params-file is {args.params_file}: no such file")
 
 
-def check_given_weights(args: argparse.Namespace, option: str) -> None:
-    """Raise UsageError if MODEL takes weights and --weights is not given. option: what needs them."""
-    from multi_dnn_ros.models.registry import source_of
+def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:
+    """Name of the DNN of --params-file, and the parameters. Raises UsageError, ParameterError."""
+    config = read_config(args)
+    name = next(iter(config.dnns)) if args.dnn is None and len(config.dnns) == 1 else args.dnn
+    if name not in config.dnns:
+        given = "missing" if name is None else repr(name)
+        raise UsageError(f"--dnn is {given}; the parameter file has: {', '.join(config.dnns)}")
+    return str(name), config
 
-    origin = source_of(args.model)
-    if not args.weights and origin is not None and origin.takes_weights:
-        raise UsageError(f"{option} needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random")
 
-
-def check_models(*models: str) -> None:
-    """Raise CommandError unless each name has the form of a model and, if it is one of a file, the file exists.
-
-    It does not import PyTorch, so that a wrong name is reported at once.
+def check_files(weights: str, data: Sequence[str], *models: str) -> None:
+    """Raise CommandError or DatasetError unless the files of --weights, of data KIND:PATH and of the models exist, and
+    each model has the form of one. It does not import PyTorch, so that they are reported at once.
     """
     from multi_dnn_ros.models.registry import source_name
 
@@ -133,25 +151,40 @@ def check_models(*models: str) -> None:
             raise CommandError(f"argument MODEL is '{model}'; allowed: {MODEL_HELP}")
         if form.startswith(".") and not Path(model).is_file():
             raise CommandError(f"argument MODEL is '{model}': there is no such file")
-
-
-def check_files(weights: str, data: Sequence[str], *models: str) -> None:
-    """Raise CommandError or DatasetError unless the files of --weights, of data KIND:PATH and of the models exist. It
-    does not import PyTorch, so that they are reported at once.
-    """
-    check_models(*models)
     if Path(weights).suffix and not Path(weights).is_file():
         raise CommandError(f"--weights is '{weights}': there is no such file")
     for name in data:
         kind_and_path(name)
 
 
-def weights_of(args: argparse.Namespace, model: str) -> tuple[str, int]:
-    """--weights and --num-classes if `model` takes weights; other models come with their own."""
+def takes_weights(model: str) -> bool:
+    """Whether the model takes --weights; others come with their own."""
     from multi_dnn_ros.models.registry import source_of
 
     found = source_of(model)
-    return (args.weights, args.num_classes) if found is not None and found.takes_weights else ("default", 0)
+    return found is not None and found.takes_weights
+
+
+def check_weights(args: argparse.Namespace, *models: str) -> None:
+    """Raise UsageError if --weights is given but none of `models` takes weights."""
+    if args.weights != "default" and not any(map(takes_weights, models)):
+        from multi_dnn_ros.models.registry import MODEL_SOURCES
+
+        forms = ", ".join(source.form for source in MODEL_SOURCES.usable() if source.takes_weights)
+        raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own weights")
+
+
+def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
+    """The network `model`, loaded with the options of :func:`add_network`."""
+    from multi_dnn_ros.models.sources import load_network
+    from multi_dnn_ros.training.trainable import make_trainable
+
+    weights, classes = (args.weights, args.num_classes) if takes_weights(model) else ("default", 0)
+    source = load_network(model, weights=weights, num_classes=classes, size=args.size)
+    return make_trainable(
+        source, model, size=args.size, decoder=args.decoder, labels=args.labels, smoothing=smoothing,
+        report=partial(print, file=sys.stderr),
+    )  # fmt: skip
 
 
 def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:
@@ -181,39 +214,9 @@ def check_output(output: Path, model: str, source: Source) -> None:
     check_writable("--output", output)
 
 
-def check_weights(args: argparse.Namespace, models: Sequence[str]) -> None:
-    """Raise UsageError if --weights is given but none of `models` takes weights."""
-    if args.weights == "default":
-        return
-    from multi_dnn_ros.models.registry import MODEL_SOURCES, source_of
-
-    if not any(source.takes_weights for model in models if (source := source_of(model)) is not None):
-        forms = ", ".join(source.form for source in MODEL_SOURCES.usable() if source.takes_weights)
-        raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own weights")
-
-
-def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
-    """How networks are timed: --backend, --precision, --sms. int8: whether the command calibrates it."""
-    add = parser.add_argument
-    add("--backend", default="auto", metavar="NAME",
-        help=f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=[name for name in PRECISIONS if int8 or name != "int8"], default="auto",
-        help="precision that the node will use (default: %(default)s)")  # fmt: skip
-    add("--sms", type=positive, metavar="N",
-        help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
-
-
-def check_backend(args: argparse.Namespace) -> None:
-    """Raise UsageError unless --backend names a backend."""
-    known = extensions.names(extensions.BACKENDS)
-    if args.backend != "auto" and args.backend not in known:
-        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(known)}")
-
-
-def read_target(
-    args: argparse.Namespace, batch: int = 1, calibration: Callable[[], Sequence[Tensors]] | None = None
-) -> Target:
-    """What networks are timed on: --device, --sms, --backend and --precision.
+def read_target(args: argparse.Namespace, calibration: Callable[[], Sequence[Tensors]] | None = None) -> Target:
+    """What networks are timed on: --device, --backend, --precision and, if the command has them, --sms, --batch and
+    --repeats.
 
     calibration: makes the inputs on which int8 is calibrated; needed only for that precision.
     """
@@ -221,20 +224,22 @@ def read_target(
     from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target
 
-    check_backend(args)
+    if args.backend not in ("auto", *extensions.names(extensions.BACKENDS)):
+        raise UsageError(f"--backend is '{args.backend}'; allowed: {BACKEND_NAMES}")
     device = choices.choose_device(args.device, "--device is")
     name = choices.check_backend(
         args.backend, device, args.precision, backend_from="--backend", precision_from="--precision"
     )
-    check_partition(device, args.sms)
+    check_partition(device, sms := getattr(args, "sms", None))
 
     def make_backend() -> Backend:
         return choices.choose_backend(args.backend, device, args.precision, calibration=calibration)
 
-    return Target(device, name, make_backend, args.precision, batch, sms=args.sms or 0)
+    target = Target(device, name, make_backend, args.precision, getattr(args, "batch", 1), sms=sms or 0)
+    return replace(target, rounds=args.repeats) if hasattr(args, "repeats") else target
 
 
-def calibration_inputs(network: Trainable, folder: str) -> list[Tensors]:
+def calibration_inputs(network: Trainable, folder: str = "") -> list[Tensors]:
     """The arguments of `network.network` for each image of a folder, as for scoring; empty: the package's images."""
     from multi_dnn_ros.pipeline.calibration import calibration_images
     from multi_dnn_ros.training.samples import framed
@@ -242,6 +247,6 @@ def calibration_inputs(network: Trainable, folder: str) -> list[Tensors]:
     return [network.input_of(framed(image.numpy(), network.framing)) for image in calibration_images(folder)]
 
 
-def instances(args: argparse.Namespace, target: Target) -> int:
-    """Number of copies that run at once when contention is timed."""
-    return 8 if target.device.type == "cuda" else 2
+def copies(target: Target) -> tuple[int, int]:
+    """Numbers of copies of a network that are timed at once."""
+    return 1, 8 if target.device.type == "cuda" else 2

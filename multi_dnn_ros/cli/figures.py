@@ -1,0 +1,89 @@
+"""What commands print and write: a progress bar, tables of figures, JSON files, and logs of processes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from multi_dnn_ros.common.errors import CommandError
+
+
+class UpdateBar(Protocol):
+    """Updates a progress bar."""
+
+    def __call__(self, done: int, total: int, what: str = "", /) -> None:
+        """done: 0 begins again, and the time left is then estimated from there. what: replaces the description."""
+        ...
+
+
+@contextmanager
+def progress_bar(what: str = "", unit: str = "round") -> Iterator[UpdateBar]:
+    """A progress bar with the time left, on stderr if that is a terminal. Yields the function that updates it."""
+    from tqdm import tqdm
+
+    with tqdm(unit=unit, desc=what, disable=None, leave=False) as bar:
+
+        def update(done: int, total: int, what: str = "", /) -> None:
+            if not done:
+                bar.reset(total)
+            bar.total = total
+            bar.n = done
+            if what:
+                bar.set_description(what, refresh=False)
+            bar.refresh()
+
+        yield update
+
+
+def write_figures(path: Path | None, figures: Mapping[str, Any], *, quiet: bool = False, **first: Any) -> None:
+    """Write `first`, the provenance and `figures`, in this order, to a JSON file, if it was given, and name it.
+
+    quiet: without naming it, for figures that are written more than once.
+    """
+    if path is None:
+        return
+    from multi_dnn_ros.common.reporting import provenance, write_json
+
+    write_json(path, {**first, **provenance(), **figures})
+    if not quiet:
+        print(f"written to {path}")
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of one form, as a JSON file has them, as a Markdown table: numbers with three digits, None as a dash."""
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.planning.fit import three_digits
+
+    def text(value: Any) -> str:
+        if value is None or value == () or value == []:
+            return "-"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name} {text(each)}" for name, each in value.items()) or "-"
+        if isinstance(value, (list, tuple)):
+            return ", ".join(map(str, value))
+        return three_digits(value) if isinstance(value, float) else str(value)
+
+    if not rows:
+        return ""
+    return table(
+        [name.replace("_", " ") for name in rows[0]], [[text(value) for value in row.values()] for row in rows]
+    )
+
+
+@contextmanager
+def log_folder() -> Iterator[Path]:
+    """A temporary folder for the logs of processes. It is kept after a CommandError, whose message names it."""
+    folder = Path(tempfile.mkdtemp(prefix="multi_dnn_benchmark_"))
+    kept = False
+    try:
+        yield folder
+    except CommandError:
+        kept = True
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
