@@ -24,7 +24,7 @@ from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceManager, ServiceStatus
-from multi_dnn_ros.serving import local_engine
+from multi_dnn_ros.serving import engine_main
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.
@@ -55,7 +55,7 @@ def run(args: list[str] | None = None) -> int:
     atexit.register(gc.freeze)
     with short_switch_interval():
         code = _run(args, params_files, stop)
-    if local_engine.is_loading():  # with `isolation: none`
+    if engine_main.is_loading():  # with `isolation: none`
         _exit_at_once(code)
     return code
 

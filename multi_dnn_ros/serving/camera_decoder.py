@@ -40,8 +40,6 @@ ReadJpeg = Callable[[], "JpegFile | None"]
 
 #: Interval between retries while the host has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
-#: Maximum time that close() waits for a frame that is being handed to the host, in addition to its timeout.
-_LAST_OFFER_S = 0.1
 #: Number of periods and decode times from which the next ones are expected.
 _SAMPLES = 16
 #: Added to the decode time: waking the threads, handing the frame over.
@@ -89,8 +87,6 @@ class CameraDecoder(threading.Thread):
         self._periods_ns: deque[int] = deque(maxlen=_SAMPLES)
         self._decodes_ns: deque[int] = deque(maxlen=_SAMPLES)
         self._closing = False
-        self._offering = threading.Lock()  # held while a decoded frame is handed to the host
-        self._abandoned = False
 
     # -- called from other threads
 
@@ -128,17 +124,13 @@ class CameraDecoder(threading.Thread):
     def close(self, timeout_s: float) -> bool:
         """End the thread; False on timeout. Call it when no more images arrive.
 
-        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped. An image
-        that is still being decoded at the timeout is dropped, too: afterwards the host may serve for another ledger.
+        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped.
         """
         with self._lock:
             self._closing = True
             self._note_change()
         if self.ident is not None:
             self.join(timeout_s)
-            self._abandoned = True  # a frame that is still being decoded is dropped
-            if self._offering.acquire(timeout=_LAST_OFFER_S):
-                self._offering.release()  # frames offered before are in the ledger
         with self._lock:
             waiting, self._newest = self._newest, None
         if waiting is not None:
@@ -201,14 +193,11 @@ class CameraDecoder(threading.Thread):
         known yet, or if the next image could not be ready before it needs one; otherwise just in time for the first of
         them.
         """
-        starts = [self._ledger.next_start_ns(dnn, self._camera) for dnn in dnns]
-        known = [start for start in starts if start is not None]
-        if len(known) < len(starts) or not self._periods_ns:
-            return 0.0
+        start_ns = self._ledger.next_start_ns(self._camera, dnns)
         lead_ns = _MARGIN_NS + max(self._decodes_ns, default=0)
-        if frame.received_ns + median(self._periods_ns) + lead_ns >= min(known):
+        if not self._periods_ns or frame.received_ns + median(self._periods_ns) + lead_ns >= start_ns:
             return 0.0
-        return (min(known) - lead_ns - self._clock()) / 1e9
+        return (start_ns - lead_ns - self._clock()) / 1e9
 
     def _decode_newest(self) -> None:
         """Decode into a free buffer; while there is none, newer images still replace the waiting one."""
@@ -238,12 +227,7 @@ class CameraDecoder(threading.Thread):
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         with self._lock:
             self._decodes_ns.append(frame.decode_ns)
-        with self._offering:
-            if not self._abandoned:
-                self._offer(frame, buffer, dnns)
-                return
-        buffer.release()
-        self._ledger.lose(frame, dnns, DropReason.SHUTDOWN, "the node stopped before the image was decoded")
+        self._host.offer(self._ledger, frame, buffer, dnns)
 
     def _image(self, arrival: _Arrival, buffer: Slot, dnns: tuple[str, ...]) -> FrameImage:
         """The image of an arrival in the buffer: its JPEG file if the engines decode it, otherwise the pixels."""
@@ -253,12 +237,3 @@ class CameraDecoder(threading.Thread):
             if file is not None and memory is not None:
                 return file.copy(memory)
         return arrival.decode(buffer.image)
-
-    def _offer(self, frame: Frame, buffer: Slot, dnns: tuple[str, ...]) -> None:
-        number = self._ledger.open(frame, buffer, dnns)
-        try:
-            self._host.offer(number, frame, buffer, dnns)
-        except Exception as error:  # the host was stopped meanwhile, or has failed: answer the frame
-            log.exception("a frame of camera %s could not be handed to the engine; it is dropped", self._camera)
-            for dnn in dnns:
-                self._ledger.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")

@@ -41,13 +41,12 @@ log = logging.getLogger(__name__)
 
 def configure(
     config: NodeConfig,
-    dnns: Sequence[str],
     build: Build,
     report: Callable[[Progress], None],
     *,
     measure_capacity: bool = True,
 ) -> tuple[Pipeline, EngineDescription]:
-    """Load, cut and warm up the DNNs `dnns` of `config`. Returns the pipeline and its description.
+    """Load, cut and warm up the DNNs of `config`. Returns the pipeline and its description.
 
     build: makes the pipeline from the parameters. report: called with each step. measure_capacity: also measure whether
     the DNNs fit the device; see `_measure_fit`.
@@ -55,12 +54,11 @@ def configure(
     cannot decode JPEG files although a parameter jpeg_decoder requires it, and RuntimeError for a DNN that fails on a
     black image. Call this function from one thread per process only, because torch.export crashes in a second thread.
     """
-    part = config.model_copy(update={"dnns": {name: config.dnns[name] for name in dnns}})
-    progress = _ProgressReport(dnns, report)
-    pipeline: Pipeline = build(part, progress)
+    progress = _ProgressReport(tuple(config.dnns), report)
+    pipeline: Pipeline = build(config, progress)
     pipeline = replace(pipeline, jpeg_decoder=_jpeg_decoder(config, pipeline))
     warm_up(pipeline.tasks, pipeline.device, progress)
-    fit = _measure_fit(part, pipeline, progress) if measure_capacity else None
+    fit = _measure_fit(config, pipeline, progress) if measure_capacity else None
     freeze_heap()
     return pipeline, _describe(pipeline, fit)
 

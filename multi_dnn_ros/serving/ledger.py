@@ -8,12 +8,13 @@ once. So for each DNN and camera: offered = published + dropped + pending.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ SWITCHED_OFF_MESSAGE = "switched off (parameter enable)"
 #: Number of service times from which the shortest is taken as the expected one, and the share of it that is expected: a
 #: DNN that becomes idle before its next image is decoded has to wait.
 _SERVICES, _SERVICE_SHARE = 16, 0.875
+#: Of frames; unique in this process, because a late answer to one ledger must not be one to the next.
+_NUMBERS = itertools.count(1)
 
 
 class Buffer(Protocol):
@@ -85,8 +88,8 @@ class _OpenFrame:
     frame: Frame
     buffer: Buffer
     unanswered: set[str]
+    readers: dict[str, object]
     holds: int
-    readers: dict[str, object] = field(default_factory=dict)
 
 
 class _Stream:
@@ -104,17 +107,14 @@ class _Stream:
         self.services_ns: deque[int] = deque(maxlen=_SERVICES)
 
 
-def _ignore(*_: Any) -> None:
-    pass
+Server = TypeVar("Server")
 
 
 class Ledger:
     """Thread-safe, with one lock. Callbacks run in the thread that reports the event, without the lock.
 
     dnns: by name. clock: nanoseconds, monotonic. window_ns: window of percentiles and rates. on_answered: called with
-    the camera after each answer to one of its frames. on_taken_over: called with the name of a DNN when its first
-    result from another engine than before follows, and the ms since its previous result (None: there is none). Both
-    must neither block nor raise.
+    the camera after each answer to one of its frames; must neither block nor raise.
     """
 
     def __init__(
@@ -123,21 +123,19 @@ class Ledger:
         callbacks: Callbacks,
         clock: Callable[[], int] = time.monotonic_ns,
         window_ns: int = 10_000_000_000,
-        on_answered: Callable[[str], None] = _ignore,
+        on_answered: Callable[[str], None] = lambda camera: None,
     ) -> None:
-        self.dnns = tuple(dnns)
-        self.on_taken_over: Callable[[str, float | None], None] = _ignore
         self._settings = dict(dnns)
         self._callbacks = callbacks
         self._clock = clock
         self._on_answered = on_answered
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self._settled = threading.Condition(self._lock)
-        self._last_number = 0
         self._frames: dict[int, _OpenFrame] = {}
         self._pending = 0  # answers that are missing or whose callback is running
         self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
-        self._last_results: dict[str, tuple[object, int]] = {}  # by DNN, engine and time of its last result
+        self._last_results_ns: dict[str, int] = {}  # by DNN
+        self._servers: dict[str, tuple[object, float | None]] = {}  # see server()
         self._streams = {(dnn, camera): _Stream(window_ns) for dnn, it in dnns.items() for camera in it.cameras}
         self._by_camera: dict[str, tuple[str, ...]] = {}
         for dnn, camera in self._streams:
@@ -192,41 +190,48 @@ class Ledger:
             else:
                 self._count_drop(Drop(dnn, frame, reason, message))
 
-    def next_start_ns(self, dnn: str, camera: str) -> int | None:
-        """When the DNN is expected to be done with the oldest frame of the camera that it has; None: it has none, or
-        the time of its frames is not known yet.
+    def next_start_ns(self, camera: str, dnns: Iterable[str]) -> int:
+        """When the first of the DNNs is expected to be done with the oldest frame of the camera that it has; 0: one has
+        none, or the time of its frames is not known yet.
         """
+        starts = []
         with self._lock:
-            stream = self._streams[dnn, camera]
-            handed_ns = next((at for number, at in stream.open.items() if number not in stream.results), None)
-            if handed_ns is None or not stream.services_ns:
-                return None
-            return max(handed_ns, stream.finished_ns) + int(_SERVICE_SHARE * min(stream.services_ns))
+            for dnn in dnns:
+                stream = self._streams[dnn, camera]
+                handed_ns = next((at for number, at in stream.open.items() if number not in stream.results), None)
+                if handed_ns is None or not stream.services_ns:
+                    return 0
+                starts.append(max(handed_ns, stream.finished_ns) + int(_SERVICE_SHARE * min(stream.services_ns)))
+        return min(starts, default=0)
 
     # -- frames that are handed to an engine
 
-    def open(self, frame: Frame, buffer: Buffer, dnns: Iterable[str]) -> int:
-        """An image is in `buffer`, for at least one DNN. Returns its number. The buffer is released when each of them
-        has answered and no engine reads it.
-        """
-        unanswered = set(dnns)
-        with self._lock:
-            self._last_number += 1
-            self._frames[self._last_number] = _OpenFrame(frame, buffer, unanswered, len(unanswered))
-            self._pending += len(unanswered)
-            now_ns = self._clock()
-            for dnn in unanswered:
-                self._streams[dnn, frame.camera].open[self._last_number] = now_ns
-            return self._last_number
+    def open(
+        self, frame: Frame, buffer: Buffer, dnns: Collection[str], route: Callable[[str], Server | None]
+    ) -> tuple[int, dict[Server | None, list[str]]]:
+        """An image is in `buffer`, for at least one DNN. Returns its number, and the DNNs by the engine to send it to.
 
-    def hand_over(self, number: int, dnns: Iterable[str], engine: object) -> None:
-        """The frame is about to be sent to this engine for these DNNs."""
+        route: the engine of a DNN; None: it has none, and its answer must follow. Called with the lock: an engine that
+        was routed to before is known to :meth:`is_reading`. The buffer is released when each DNN has answered and no
+        engine reads it.
+        """
+        number, now_ns = next(_NUMBERS), self._clock()
+        engines: dict[Server | None, list[str]] = {}
         with self._lock:
-            entry = self._frames.get(number)
-            if entry is not None:
-                for dnn in dnns:
-                    entry.readers[dnn] = engine
-                    entry.holds += 1
+            for dnn in dnns:
+                engines.setdefault(route(dnn), []).append(dnn)
+                self._streams[dnn, frame.camera].open[number] = now_ns
+            readers: dict[str, object] = {
+                dnn: engine for engine, served in engines.items() if engine is not None for dnn in served
+            }
+            self._frames[number] = _OpenFrame(frame, buffer, set(dnns), readers, len(dnns) + len(readers))
+            self._pending += len(dnns)
+        return number, engines
+
+    def is_reading(self, engine: object) -> bool:
+        """Whether the engine has a frame that it has not answered."""
+        with self._lock:
+            return any(reader is engine for entry in self._frames.values() for reader in entry.readers.values())
 
     def buffer(self, number: int, dnn: str, engine: object) -> Buffer | None:
         """The buffer of a frame; None if this engine has no such frame of the DNN."""
@@ -277,10 +282,9 @@ class Ledger:
         """Likewise, when the engine has ended and reads nothing any more."""
         self.engine_lost(engine, message)
         with self._lock:
-            frames = list(self._frames.items())
-            read = [(number, dnn) for number, it in frames for dnn, reader in it.readers.items() if reader is engine]
-            for number, dnn in read:
-                self._stop_reading(number, self._frames[number], dnn)
+            for number, entry in list(self._frames.items()):
+                for dnn in [dnn for dnn, reader in entry.readers.items() if reader is engine]:
+                    self._stop_reading(number, entry, dnn)
 
     def drop_unanswered(self, reason: DropReason, message: str) -> None:
         """Drop every frame that is not answered, because nothing is served any more."""
@@ -297,10 +301,11 @@ class Ledger:
                 self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
         call_and_log_errors(self._callbacks.on_failure, failure)
 
-    def enabled(self, dnn: str) -> None:
-        """A disabled DNN accepts frames again."""
+    def enable(self, dnns: Iterable[str]) -> None:
+        """Disabled DNNs accept frames again."""
         with self._lock:
-            self._disabled.pop(dnn, None)
+            for dnn in dnns:
+                self._disabled.pop(dnn, None)
 
     # -- settings and figures
 
@@ -321,8 +326,14 @@ class Ledger:
         now_ns = self._clock()
         with self._lock:
             recorders = {pair: stream.recorder.copy() for pair, stream in self._streams.items()}
-            disabled = {dnn: reason for dnn in self.dnns if (reason := self._disabled_reason(dnn)) is not None}
+            disabled = {dnn: reason for dnn in self._settings if (reason := self._disabled_reason(dnn)) is not None}
         return Statistics({pair: recorder.snapshot(now_ns) for pair, recorder in recorders.items()}, disabled)
+
+    def server(self, dnn: str) -> tuple[object, float | None]:
+        """The engine of the latest result of a DNN, and the ms between its first result and the one before it, which
+        was of another engine; None: there is none.
+        """
+        return self._servers.get(dnn, (None, None))
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every frame is answered and every callback has returned; False on timeout."""
@@ -403,10 +414,10 @@ class Ledger:
         now_ns = self._clock()
         with self._lock:
             stream.recorder.record_published(result.timing, now_ns, self._settings[result.dnn].deadline_ns)
-            previous, last_ns = self._last_results.get(result.dnn, (None, None))
-            self._last_results[result.dnn] = engine, now_ns
-        if previous is not engine:
-            self.on_taken_over(result.dnn, None if last_ns is None else (now_ns - last_ns) / 1e6)
+            last_ns = self._last_results_ns.get(result.dnn)
+            self._last_results_ns[result.dnn] = now_ns
+            if self.server(result.dnn)[0] is not engine:
+                self._servers[result.dnn] = engine, None if last_ns is None else (now_ns - last_ns) / 1e6
 
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,15 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
         )
         progress(DnnReady(f"DNN {number} of {len(config.dnns)}: {name} ready"))
     return Pipeline(torch.device("cpu"), 2, tuple(tasks), dnns)
+
+
+def build_with_one_faulty(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Like build, but only the DNN `faulty` executes the fault that an image contains."""
+    pipeline = build(config, progress)
+    tasks = (
+        task if task.name == "faulty" else replace(task, stages=(lambda carried: carried,)) for task in pipeline.tasks
+    )
+    return replace(pipeline, tasks=tuple(tasks))
 
 
 def build_wrong(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
