@@ -44,6 +44,7 @@ _RETRY_S = 0.02
 _SAMPLES = 16
 #: Added to the decode time: waking the threads, handing the frame over.
 _MARGIN_NS = 2_000_000
+_DISABLED = "the DNN was disabled or switched off before the image was decoded"
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class CameraDecoder(threading.Thread):
 
         cv2.setNumThreads(1)  # each camera has a thread; on 32 cores OpenCV's own take nine times the CPU time
         try:
-            while self._wait_until_needed():
-                self._decode_newest()
+            while self._step():
+                pass
         except BaseException:  # an error of the host or the ledger; the camera must not stop silently
             log.exception(
                 "the decoding thread of camera %s ended with an error; its images are no longer processed: restart the "
@@ -160,33 +161,33 @@ class CameraDecoder(threading.Thread):
                 self._camera,
             )
 
-    def _wait_until_needed(self) -> bool:
-        """Wait until an image should be decoded; False: the thread should end."""
-        while True:
-            with self._lock:
-                self._changed.wait_for(lambda: self._newest is not None or self._closing)
-                changes, arrival = self._changes, self._newest
-            if arrival is None:
-                return False
-            dnns = self._ledger.wanted_by(arrival.dnns)
-            serves = self._host.serves(self._camera)
-            if dnns and serves:
-                remaining_s = 0.0 if self._closing else self._remaining_s(arrival.frame, dnns)
-                if remaining_s <= 0:
-                    return True
-            elif self._closing:
-                return False
-            else:
-                remaining_s = _RETRY_S
-            with self._lock:
-                if dnns:
-                    self._changed.wait_for(lambda seen=changes: self._changes != seen, remaining_s)  # type: ignore[misc]
-                    continue
-                if self._newest is not arrival:
-                    continue
-                self._newest = None
-            message = "every DNN that the image is for is disabled"
-            self._ledger.lose(arrival.frame, arrival.dnns, DropReason.DISABLED, message)
+    def _step(self) -> bool:
+        """Wait for an image, then decode it or wait until that is needed; False: the thread should end."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._newest is not None or self._closing)
+            changes, arrival = self._changes, self._newest
+        if arrival is None:
+            return False
+        dnns = self._ledger.wanted_by(arrival.dnns)
+        serves = self._host.serves(self._camera)
+        if self._closing and not (dnns and serves):
+            return False
+        wait_s = _RETRY_S
+        if dnns and serves:
+            wait_s = 0.0 if self._closing else self._remaining_s(arrival.frame, dnns)
+            if wait_s <= 0.0:
+                if (buffer := self._host.buffer(self._camera, _RETRY_S)) is not None:
+                    self._decode_newest(buffer)
+                return True  # without a free buffer, newer images still replace the waiting one
+        with self._lock:
+            if dnns:
+                self._changed.wait_for(lambda: self._changes != changes, wait_s)
+                return True
+            if self._newest is not arrival:
+                return True
+            self._newest = None
+        self._ledger.lose(arrival.frame, arrival.dnns, DropReason.DISABLED, _DISABLED)
+        return True
 
     def _remaining_s(self, frame: Frame, dnns: tuple[str, ...]) -> float:
         """Seconds until the image should be decoded: at once if one of the DNNs has no frame, if its times are not
@@ -199,19 +200,14 @@ class CameraDecoder(threading.Thread):
             return 0.0
         return (start_ns - lead_ns - self._clock()) / 1e9
 
-    def _decode_newest(self) -> None:
-        """Decode into a free buffer; while there is none, newer images still replace the waiting one."""
-        buffer = self._host.buffer(self._camera, _RETRY_S)
-        if buffer is None:
-            return
+    def _decode_newest(self, buffer: Slot) -> None:
         with self._lock:
             arrival, self._newest = self._newest, None
         if arrival is None:  # dropped by close() meanwhile
             buffer.release()
             return
         frame, dnns = arrival.frame, self._ledger.wanted_by(arrival.dnns)
-        unwanted = [dnn for dnn in arrival.dnns if dnn not in dnns]
-        self._ledger.lose(frame, unwanted, DropReason.DISABLED, "the DNN was enabled again meanwhile")
+        self._ledger.lose(frame, [dnn for dnn in arrival.dnns if dnn not in dnns], DropReason.DISABLED, _DISABLED)
         if not dnns:
             buffer.release()
             return
@@ -225,8 +221,7 @@ class CameraDecoder(threading.Thread):
             call_and_log_errors(self._on_bad_image, bad_image)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
-        with self._lock:
-            self._decodes_ns.append(frame.decode_ns)
+        self._decodes_ns.append(frame.decode_ns)
         self._host.offer(self._ledger, frame, buffer, dnns)
 
     def _image(self, arrival: _Arrival, buffer: Slot, dnns: tuple[str, ...]) -> FrameImage:

@@ -305,8 +305,7 @@ def _exit_on_error(channel: messages.Channel, where: str, function: Callable[[],
         os._exit(EXIT_ORPHANED)
     except BaseException as error:
         text = f"an error {where}: {type(error).__name__}: {summarize_error(error)}"
-        cause = with_memory_limit(text)
-        if cause == text:  # otherwise the place of the error does not matter
+        if (cause := with_memory_limit(text)) == text:  # otherwise the place of the error does not matter
             traceback.print_exc()
         _exit_with_cause(channel, cause)
 

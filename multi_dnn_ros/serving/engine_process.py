@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -45,10 +44,8 @@ _PROGRAM = (
 )
 #: A process that receives nothing for this time hangs: the socket buffers offers for more frames than there are slots.
 _SEND_TIMEOUT_S = 1.0
-#: Maximum time from the end of the connection to the end of the process, and for its last output.
-_EXIT_S, _OUTPUT_S = 2.0, 0.5
-_TAIL_LINES, _MAX_LINE = 30, 10_000
-_CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
+#: Maximum time from the end of the connection to the end of the process.
+_EXIT_S = 2.0
 
 #: Engines and those of their messages that are not about frames, in the order of their arrival.
 Events = queue.SimpleQueue[tuple["Engine", Any]]
@@ -165,8 +162,8 @@ class Engine:
     def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
         raise NotImplementedError
 
-    def _finish(self) -> messages.Ended:
-        """Wait for the end of the engine, whose connection has ended."""
+    def _finish(self) -> str:
+        """Wait for the end of the engine, whose connection has ended. Returns the cause."""
         raise NotImplementedError
 
     # -- the reader's thread
@@ -184,11 +181,11 @@ class Engine:
                 self._handle(message)
             except (Exception, SystemExit):  # also of the message functions of other packages
                 log.exception("%s: handling message %s failed; it is ignored", self.label, type(message).__name__)
-        ended = self._finish()
+        cause = self._finish()
         self._channel.close()
         self.state.close()
         self._ended.set()
-        self._events.put((self, ended))
+        self._events.put((self, messages.Ended(cause)))
 
     def _handle(self, message: Any) -> None:
         ledger = self.ledger
@@ -219,11 +216,11 @@ class Engine:
 
 
 class EngineProcess(Engine):
-    """An engine in a process of its own, whose stdout and stderr are copied to the stderr of this process."""
+    """An engine in a process of its own, which writes to the stderr of this process."""
 
     def kill(self, cause: str) -> None:
         with self._lock:
-            if not self._cause and not self._reaping:
+            if not self._cause and not self._has_ended:
                 self._cause = cause
                 _kill_group(self.pid)
 
@@ -236,29 +233,18 @@ class EngineProcess(Engine):
     def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
         self._abort_cause = ""
-        self._reaping = False  # from here on its process id may belong to another process
-        self._reaped = threading.Event()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._has_ended = False  # from here on its process id may belong to another process
         self._oom_kills = oom_kills()
         with theirs:
             arguments = [self.label, str(os.getpid()), str(theirs.fileno()), *sys.path]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdout=2,
                 pass_fds=[theirs.fileno(), state, *(pool.fd for pool in self._pools.values())],
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self._output = threading.Thread(target=self._copy_output, name=f"output {self.label}", daemon=True)
-        try:
-            self._output.start()
-            threading.Thread(target=self._reap, name=f"watch {self.label}", daemon=True).start()
-        except BaseException:  # no more threads
-            with self._process:
-                self._process.kill()
-            raise
         level = logging.getLogger("multi_dnn_ros").getEffectiveLevel()
         pools = tuple((pool.layout, pool.fd) for pool in self._pools.values())
         self.send(messages.Begin(self.state.dnns, state, pools, modules, level))
@@ -268,34 +254,15 @@ class EngineProcess(Engine):
             self._abort_cause = message.cause
         super()._handle(message)
 
-    def _finish(self) -> messages.Ended:
-        if not self._reaped.wait(_EXIT_S):
-            self.kill("it closed its connection and did not end")
-            self._reaped.wait()
-        return messages.Ended(self._end_cause(self._process.returncode), "\n".join(self._tail))
-
-    def _reap(self) -> None:
-        """When the process ends, kill its children and reap it."""
+    def _finish(self) -> str:
+        timer = threading.Timer(_EXIT_S, self.kill, ("it closed its connection and did not end",))
+        timer.start()
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        timer.cancel()
         with self._lock:
-            self._reaping = True
-            _kill_group(self.pid)
-        self._channel.shutdown()  # a child that has left the group may keep the other end open
-        self._output.join(_OUTPUT_S)
-        self._process.wait()
-        self._reaped.set()
-
-    def _copy_output(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            while line := output.readline(_MAX_LINE):
-                text = line.decode("utf-8", "replace").rstrip("\r\n")
-                self._tail.append(text)
-                with suppress(OSError, ValueError):  # stderr may be closed
-                    print(f"[{self.label}] {text}", file=sys.stderr)
-
-    def _end_cause(self, code: int) -> str:
-        """Why the process ended. code: its exit code; negative: the signal that killed it."""
+            self._has_ended = True
+            _kill_group(self.pid)  # its children
+        code = self._process.wait()
         if self._cause and code == -signal.SIGKILL:
             return self._cause
         if self._abort_cause:
@@ -305,13 +272,7 @@ class EngineProcess(Engine):
             how = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             return f"{how}; the kernel's out-of-memory killer has killed processes since it was started"
-        if code == EXIT_ORPHANED:
-            return f"{how}: it lost the connection to the node's process"
-        # libtorch writes these lines before it aborts the process.
-        errors = [found for line in self._tail for found in _CUDA_ERROR.findall(line)]
-        if code and errors:
-            return f"{errors[-1].strip()} ({how})"
-        return f"{how}: {self._tail[-1]}" if code > 0 and self._tail else how
+        return f"{how}: it lost the connection to the node's process" if code == EXIT_ORPHANED else how
 
 
 class LocalEngine(Engine):
@@ -326,9 +287,9 @@ class LocalEngine(Engine):
         self._thread = threading.Thread(target=engine_main.run_in_thread, args=arguments, name=self.label, daemon=True)
         self._thread.start()
 
-    def _finish(self) -> messages.Ended:
+    def _finish(self) -> str:
         self._thread.join()  # threads that hang keep the images that they refer to
-        return messages.Ended(self._cause or "its thread ended with an error")
+        return self._cause or "its thread ended with an error"
 
 
 def oom_kills() -> int:

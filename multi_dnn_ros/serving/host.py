@@ -16,9 +16,10 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, EngineDescription, Progress
 from multi_dnn_ros.serving.engine_process import Engine, EngineProcess, Events, LocalEngine, Phase
+from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
-from multi_dnn_ros.serving.supervisor import Pauses, Supervisor
+from multi_dnn_ros.serving.supervisor import Supervisor
 from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,9 @@ class Host(Supervisor):
     def _start_engine(self, device: str) -> Engine:
         assert self._config is not None
         make = LocalEngine if self._config.isolation == "none" else EngineProcess
-        modules = default_build.modules_of(self._build)
+        # What the build needs; for a function that wraps another build, its attribute `modules`.
+        modules = getattr(self._build, "modules", (self._build.__module__,))
+        modules = default_build.MODULES if self._build is default_build.build else modules
         return make(f"engine {device}", device, tuple(self._config.dnns), self._pools, self._events, modules)
 
     def _configure_all(self, config: NodeConfig, progress: Callable[[Progress], None]) -> list[Engine]:
@@ -134,8 +137,7 @@ class Host(Supervisor):
             elif isinstance(message, messages.Refused):
                 raise ConfigureError(message.text, expected=message.expected)
             elif isinstance(message, messages.Ended):
-                tail = f"\n{message.output_tail}" if message.output_tail else ""
-                raise ConfigureError(f"the engine process ended while {activity}: {message.cause}{tail}")
+                raise ConfigureError(f"the engine process ended while {activity}: {message.cause}")
             elif isinstance(message, kind):
                 return message
         raise Cancelled

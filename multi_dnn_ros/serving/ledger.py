@@ -34,6 +34,8 @@ _SERVICES, _SERVICE_SHARE = 16, 0.875
 #: Of frames; unique in this process, because a late answer to one ledger must not be one to the next.
 _NUMBERS = itertools.count(1)
 
+Server = TypeVar("Server")
+
 
 class Buffer(Protocol):
     """Memory of an image; see :class:`multi_dnn_ros.serving.slots.Slot`."""
@@ -41,28 +43,6 @@ class Buffer(Protocol):
     def output(self, dnn: str) -> npt.NDArray[np.uint8]: ...
 
     def release(self) -> None: ...
-
-
-class RateLimit:
-    """Limits events to a rate. Not thread-safe. rate_hz: more than 0.
-
-    The time at which the next event is due advances by whole periods, so neither the tolerance nor the phase of the
-    events changes the mean rate: at most ``1 + (T + 1.25 P) / P`` events are accepted within any time T, P being the
-    period. After a pause the sequence starts again, without a burst.
-    """
-
-    def __init__(self, rate_hz: float) -> None:
-        self._period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
-        self._due_ns: int | None = None
-
-    def accept(self, now_ns: int) -> bool:
-        """Whether an event at this time is accepted. now_ns: monotonic."""
-        if self._due_ns is not None and now_ns < self._due_ns - round(_RATE_TOLERANCE * self._period_ns):
-            return False
-        if self._due_ns is None or now_ns - self._due_ns >= self._period_ns:
-            self._due_ns = now_ns
-        self._due_ns += self._period_ns
-        return True
 
 
 @dataclass
@@ -99,15 +79,24 @@ class _Stream:
 
     def __init__(self, window_ns: int) -> None:
         self.recorder = DnnCameraRecorder(window_ns)
-        self.limit: RateLimit | None = None
+        self.due_ns: int | None = None  # of the next image, under max_rate_hz
         self.open: dict[int, int] = {}
         self.results: dict[int, tuple[_OpenFrame, Result, object]] = {}
         self.delivering = False
         self.finished_ns = 0
         self.services_ns: deque[int] = deque(maxlen=_SERVICES)
 
-
-Server = TypeVar("Server")
+    def is_due(self, now_ns: int, rate_hz: float) -> bool:
+        """Whether an image at this time is accepted. The time at which the next one is due advances by whole periods,
+        so that neither the tolerance nor the phase of the images changes the mean rate.
+        """
+        period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
+        if self.due_ns is not None and now_ns < self.due_ns - round(_RATE_TOLERANCE * period_ns):
+            return False
+        if self.due_ns is None or now_ns - self.due_ns >= period_ns:
+            self.due_ns = now_ns
+        self.due_ns += period_ns
+        return True
 
 
 class Ledger:
@@ -137,15 +126,12 @@ class Ledger:
         self._last_results_ns: dict[str, int] = {}  # by DNN
         self._servers: dict[str, tuple[object, float | None]] = {}  # see server()
         self._streams = {(dnn, camera): _Stream(window_ns) for dnn, it in dnns.items() for camera in it.cameras}
-        self._by_camera: dict[str, tuple[str, ...]] = {}
-        for dnn, camera in self._streams:
-            self._by_camera[camera] = (*self._by_camera.get(camera, ()), dnn)
 
     # -- images before they are handed to an engine
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
         """The DNNs that process the images of the camera."""
-        return self._by_camera.get(camera, ())
+        return tuple(dnn for dnn, settings in self._settings.items() if camera in settings.cameras)
 
     def arrived(self, frame: Frame, also_for: Iterable[str] = ()) -> tuple[str, ...]:
         """An image arrived: count it as offered to every DNN of its camera. Returns the DNNs that it is for.
@@ -157,16 +143,13 @@ class Ledger:
             for dnn in self.dnns_of(frame.camera):
                 settings, stream = self._settings[dnn], self._streams[dnn, frame.camera]
                 stream.recorder.offered += 1
+                rate_hz = settings.max_rate_hz
                 if not settings.enabled:
                     refused.append(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
-                    continue
-                if settings.max_rate_hz and stream.limit is None:
-                    stream.limit = RateLimit(settings.max_rate_hz)
-                if stream.limit is None or stream.limit.accept(frame.received_ns) or dnn in also_for:
+                elif not rate_hz or stream.is_due(frame.received_ns, rate_hz) or dnn in also_for:
                     found.append(dnn)
                 else:
-                    text = f"max_rate_hz is {settings.max_rate_hz:g}"
-                    refused.append(Drop(dnn, frame, DropReason.RATE_LIMITED, text))
+                    refused.append(Drop(dnn, frame, DropReason.RATE_LIMITED, f"max_rate_hz is {rate_hz:g}"))
         for drop in refused:
             self._count_drop(drop)
         return tuple(found)
@@ -183,12 +166,12 @@ class Ledger:
         for dnn in dnns:
             with self._lock:
                 disabled = self._disabled_reason(dnn)
+            drop = Drop(dnn, frame, reason, message)
             if not self._settings[dnn].enabled:
-                self._count_drop(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
+                drop = Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE)
             elif disabled is not None and reason is not DropReason.BAD_IMAGE:
-                self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
-            else:
-                self._count_drop(Drop(dnn, frame, reason, message))
+                drop = Drop(dnn, frame, DropReason.DISABLED, disabled)
+            self._count_drop(drop)
 
     def next_start_ns(self, camera: str, dnns: Iterable[str]) -> int:
         """When the first of the DNNs is expected to be done with the oldest frame of the camera that it has; 0: one has
@@ -221,9 +204,7 @@ class Ledger:
             for dnn in dnns:
                 engines.setdefault(route(dnn), []).append(dnn)
                 self._streams[dnn, frame.camera].open[number] = now_ns
-            readers: dict[str, object] = {
-                dnn: engine for engine, served in engines.items() if engine is not None for dnn in served
-            }
+            readers: dict[str, object] = {dnn: it for it, served in engines.items() if it is not None for dnn in served}
             self._frames[number] = _OpenFrame(frame, buffer, set(dnns), readers, len(dnns) + len(readers))
             self._pending += len(dnns)
         return number, engines
@@ -245,15 +226,15 @@ class Ledger:
         """
         with self._lock:
             entry = self._answer(number, dnn, engine)
-            if entry is not None:
-                stream = self._streams[dnn, entry.frame.camera]
-                stream.results[number] = entry, Result(dnn, entry.frame, output, timing), engine
-                begin_ns = max(stream.finished_ns, stream.open[number])
-                stream.services_ns.append(max(0, timing.finished_ns - begin_ns))
-                stream.finished_ns = max(stream.finished_ns, timing.finished_ns)
-        if entry is not None:
-            self._on_answered(entry.frame.camera)
-            self._deliver(stream)
+            if entry is None:
+                return
+            stream = self._streams[dnn, entry.frame.camera]
+            stream.results[number] = entry, Result(dnn, entry.frame, output, timing), engine
+            begin_ns = max(stream.finished_ns, stream.open[number])
+            stream.services_ns.append(max(0, timing.finished_ns - begin_ns))
+            stream.finished_ns = max(stream.finished_ns, timing.finished_ns)
+        self._on_answered(entry.frame.camera)
+        self._deliver(stream)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str, engine: object = None) -> None:
         """A DNN dropped the frame; ignored if the DNN has answered it. engine: does not use the buffer any more; None:
@@ -266,17 +247,13 @@ class Ledger:
             stream = self._streams[dnn, entry.frame.camera]
             del stream.open[number]
         self._count_drop(Drop(dnn, entry.frame, reason, message))
-        self._release(number, entry)
+        self._finish(number, entry)
         self._on_answered(entry.frame.camera)
         self._deliver(stream)
 
     def engine_lost(self, engine: object, message: str) -> None:
         """Drop the frames that an engine has not answered, which it may still read."""
-        with self._lock:
-            missing = [(number, dnn) for number, entry in self._frames.items()
-                       for dnn in entry.unanswered if entry.readers.get(dnn) is engine]  # fmt: skip
-        for number, dnn in missing:
-            self.drop(number, dnn, DropReason.ENGINE_LOST, message)
+        self._drop_unanswered(DropReason.ENGINE_LOST, message, lambda reader: reader is engine)
 
     def engine_ended(self, engine: object, message: str) -> None:
         """Likewise, when the engine has ended and reads nothing any more."""
@@ -288,10 +265,7 @@ class Ledger:
 
     def drop_unanswered(self, reason: DropReason, message: str) -> None:
         """Drop every frame that is not answered, because nothing is served any more."""
-        with self._lock:
-            missing = [(number, dnn) for number, entry in self._frames.items() for dnn in entry.unanswered]
-        for number, dnn in missing:
-            self.drop(number, dnn, reason, message)
+        self._drop_unanswered(reason, message, lambda reader: True)
 
     def failure(self, failure: Failure) -> None:
         """A DNN failed: frames were lost because of an error of the DNN."""
@@ -315,7 +289,7 @@ class Ledger:
             for name, value in values.items():
                 setattr(self._settings[dnn], name, value)
             for camera in self._settings[dnn].cameras:
-                self._streams[dnn, camera].limit = None
+                self._streams[dnn, camera].due_ns = None
 
     def switched_off(self) -> list[str]:
         """The DNNs whose parameter `enable` is false."""
@@ -340,7 +314,7 @@ class Ledger:
         with self._lock:
             return self._settled.wait_for(lambda: not self._pending, timeout_s)
 
-    # -- internal; those that take an entry of the ledger from it are called with the lock
+    # -- internal; those that get or return an entry are called with the lock
 
     def _disabled_reason(self, dnn: str) -> str | None:
         """None: the DNN is enabled, or due for a retry."""
@@ -349,6 +323,13 @@ class Ledger:
             del self._disabled[dnn]
             return None
         return reason
+
+    def _drop_unanswered(self, reason: DropReason, message: str, of: Callable[[object], bool]) -> None:
+        with self._lock:
+            frames = self._frames.items()
+            missing = [(number, dnn) for number, it in frames for dnn in it.unanswered if of(it.readers.get(dnn))]
+        for number, dnn in missing:
+            self.drop(number, dnn, reason, message)
 
     def _answer(self, number: int, dnn: str, engine: object) -> _OpenFrame | None:
         """Note the answer to a frame. None: it is answered already. engine: reads the buffer no longer."""
@@ -371,8 +352,8 @@ class Ledger:
             del self._frames[number]
             entry.buffer.release()
 
-    def _release(self, number: int, entry: _OpenFrame) -> None:
-        """The callback for an answer has returned."""
+    def _finish(self, number: int, entry: _OpenFrame) -> None:
+        """The callback for an answer has returned; called without the lock."""
         with self._lock:
             self._pending -= 1
             self._let_go(number, entry)
@@ -398,26 +379,21 @@ class Ledger:
                 self._count_result(stream, result, engine)
             with self._lock:
                 stream.delivering = False
-            self._release(number, entry)
+            self._finish(number, entry)
 
     def _waits(self, stream: _Stream, number: int) -> bool:
         """Whether another engine may still answer an earlier frame. The answers of one engine are in order."""
         _, result, engine = stream.results[number]
-        for earlier in stream.open:
-            if earlier >= number:
-                break
-            if earlier not in stream.results and self._frames[earlier].readers.get(result.dnn) is not engine:
-                return True
-        return False
+        earlier = (it for it in stream.open if it < number and it not in stream.results)
+        return any(self._frames[it].readers.get(result.dnn) is not engine for it in earlier)
 
     def _count_result(self, stream: _Stream, result: Result, engine: object) -> None:
-        now_ns = self._clock()
+        now_ns, dnn = self._clock(), result.dnn
         with self._lock:
-            stream.recorder.record_published(result.timing, now_ns, self._settings[result.dnn].deadline_ns)
-            last_ns = self._last_results_ns.get(result.dnn)
-            self._last_results_ns[result.dnn] = now_ns
-            if self.server(result.dnn)[0] is not engine:
-                self._servers[result.dnn] = engine, None if last_ns is None else (now_ns - last_ns) / 1e6
+            stream.recorder.record_published(result.timing, now_ns, self._settings[dnn].deadline_ns)
+            last_ns, self._last_results_ns[dnn] = self._last_results_ns.get(dnn), now_ns
+            if self.server(dnn)[0] is not engine:
+                self._servers[dnn] = engine, None if last_ns is None else (now_ns - last_ns) / 1e6
 
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:

@@ -147,12 +147,9 @@ class Aborting:
 
 @dataclass(frozen=True)
 class Ended:
-    """The last message: the engine has ended. cause: a phrase for messages. output_tail: the last lines that its
-    process wrote to stdout and stderr.
-    """
+    """The last message: the engine has ended. cause: a phrase for messages."""
 
     cause: str
-    output_tail: str = ""
 
 
 # -- results in shared memory

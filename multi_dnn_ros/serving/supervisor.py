@@ -14,14 +14,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import messages
-from multi_dnn_ros.serving.descriptions import Build, Changes, EngineDescription, EngineStatus, Level, Progress
+from multi_dnn_ros.serving.descriptions import Build, Changes, EngineDescription, EngineStatus, Progress
 from multi_dnn_ros.serving.engine_process import Engine, Phase
+from multi_dnn_ros.serving.groups import Group, Pauses, group_status, pause_ns
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.swap import Swap
 from multi_dnn_ros.settings.dnn_parameters import assign
@@ -32,54 +32,6 @@ log = logging.getLogger(__name__)
 
 #: A longer interval between two ticks means that this process itself did not run.
 _MAX_TICK_INTERVAL_NS = 1_000_000_000
-
-
-@dataclass(frozen=True)
-class Pauses:
-    """Seconds before the next attempt, by the number of earlier ones without fault_window_s of service in between; the
-    last value applies to all further ones. restart: of starting an engine. retry: of a disabled DNN.
-    """
-
-    restart: tuple[float, ...] = (0.0, 1.0, 5.0, 30.0, 60.0)
-    retry: tuple[float, ...] = (10.0, 60.0, 600.0)
-
-
-@dataclass
-class Group:
-    """DNNs that one engine serves.
-
-    own: one DNN after the second loss of the engine that it shared. spare: the engine that is prepared for the group,
-    as a replacement or as a standby; spare_cause: why the latest standby was lost. losses: times of the losses within
-    the last fault_window_s. pauses, retries: numbers of those since the group last served for fault_window_s. disabled:
-    why its DNN is disabled until an engine serves it; "": it is not. cause, lost_ns: of the latest loss. gap_ms: time
-    without a result after it; None: there is no result of another engine yet.
-    """
-
-    device: str
-    dnns: tuple[str, ...]
-    own: bool = False
-    spare: Engine | None = None
-    spare_cause: str = ""
-    next_attempt_ns: int = 0
-    losses: list[int] = field(default_factory=list)
-    pauses: int = 0
-    retries: int = 0
-    disabled: str = ""
-    served_since_ns: int | None = None
-    restarts: int = 0
-    cause: str = ""
-    lost_ns: int = 0
-    gap_ms: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for a DNN with its own."""
-        return f"engine {self.device}" + (f" {self.dnns[0]}" if self.own else "")
-
-    @property
-    def is_missed(self) -> bool:
-        """Whether the engine was lost, and no other has given a result yet."""
-        return bool(self.cause) and self.gap_ms is None
 
 
 class Supervisor:
@@ -221,44 +173,15 @@ class Supervisor:
             return [self._status(group) for group in self._groups]
 
     def _status(self, group: Group) -> EngineStatus:
-        now_ns, engine = self._clock(), self.routes.get(group.dnns[0])
-        standby = f"{self._standby}, {'ready' if self._is_ready(group) else 'being prepared'}"
+        engine, standby = self.routes.get(group.dnns[0]), f"{self._standby}, being prepared"
         if self._standby == "none" or group.own:
-            standby = "none" + ("" if group.own else " (parameter standby)")
+            standby = "none (parameter standby)" if self._standby == "none" else "none"
         elif group.spare is None:
             standby = "none at this moment" + (f": {group.spare_cause}" if group.spare_cause else "")
-        values: dict[str, object] = {
-            "DNNs": ", ".join(group.dnns),
-            "pid": engine.pid if engine is not None else "none",
-            "uptime (s)": f"{(now_ns - engine.started_ns) / 1e9:.1f}" if engine is not None else "0.0",
-            "restarts": group.restarts,
-            **(engine.memory() if engine is not None else {}),
-        }
-        if group.cause:
-            values["last loss"] = group.cause
-            values["last loss (s ago)"] = f"{(now_ns - group.lost_ns) / 1e9:.1f}"
-            values["gap (ms)"] = "ongoing" if group.gap_ms is None else f"{group.gap_ms:.0f}"
-        values["standby"] = standby
-        level, text = self._level_and_text(group, engine, now_ns)
-        if level is Level.OK and group.spare is None and group.spare_cause:
-            level, text = Level.WARN, f"{text}; standby: {standby}"
-        return EngineStatus(group.name, level, text, values)
-
-    def _level_and_text(self, group: Group, engine: Engine | None, now_ns: int) -> tuple[Level, str]:
-        if group.disabled:
-            return Level.ERROR, group.disabled
-        if engine is None:
-            wait_s = (group.next_attempt_ns - now_ns) / 1e9 if group.spare is None else 0.0
-            step = f"next attempt in {wait_s:.0f} s" if wait_s > 0 else "preparing a process"
-            return Level.ERROR, f"no process serves {', '.join(group.dnns)}: {group.cause}; {step}"
-        if group.own:
-            has = "has" if self._is_served(group) else "will have"
-            return Level.WARN, f"{has} a process of its own after two losses"
-        if group.is_missed and self._ledger is not None:
-            return Level.WARN, f"replaced, no result yet: {group.cause}"
-        if group.cause and now_ns - group.lost_ns < self._window_ns:
-            return Level.WARN, f"lost {(now_ns - group.lost_ns) / 1e9:.0f} s ago and replaced: {group.cause}"
-        return Level.OK, "serving" if self._ledger is not None else "ready"
+        elif self._is_ready(group):
+            standby = f"{self._standby}, ready"
+        times = self._window_ns, self._clock()
+        return group_status(group, engine, standby, *times, active=self._ledger is not None)
 
     # -- events
 
@@ -358,7 +281,7 @@ class Supervisor:
                     group.pauses = group.retries = 0
             elif group.spare is engine and self._is_served(group):
                 group.spare, group.spare_cause = None, cause  # perhaps it does not fit into the memory
-                group.next_attempt_ns = self._clock() + (0 if was_ready else _pause_ns(self._pauses.restart, -1))
+                group.next_attempt_ns = self._clock() + (0 if was_ready else pause_ns(self._pauses.restart, -1))
                 log.warning("%s: the standby was lost: %s", group.name, cause)
                 continue
             elif group.spare is engine:
@@ -379,16 +302,15 @@ class Supervisor:
         if fault and len(group.dnns) > 1 and len(group.losses) > 1:
             self._divide(group)
         elif fault and len(group.dnns) == 1 and (len(group.losses) > 1 or group.retries):
-            pause_ns = _pause_ns(self._pauses.retry, group.retries)
+            group.next_attempt_ns = now_ns + pause_ns(self._pauses.retry, group.retries)
             group.retries += 1
             group.losses = []
-            group.next_attempt_ns = now_ns + pause_ns
-            retry = f"next retry in {pause_ns / 1e9:g} s"
+            retry = f"next retry in {(group.next_attempt_ns - now_ns) / 1e9:g} s"
             group.disabled = f"disabled because its engine process was lost: {cause}; {retry}"
             if self._ledger is not None:
                 self._ledger.failure(Failure(group.dnns[0], group.disabled, 1, True))
         else:
-            group.next_attempt_ns = now_ns + _pause_ns(self._pauses.restart, group.pauses)
+            group.next_attempt_ns = now_ns + pause_ns(self._pauses.restart, group.pauses)
             group.pauses += 1
 
     def _divide(self, group: Group) -> None:
@@ -438,7 +360,7 @@ class Supervisor:
         if group.spare is None and wanted and not paused:
             group.spare = self._new_engine(group.device)
             if group.spare is None:
-                group.next_attempt_ns = self._clock() + _pause_ns(self._pauses.restart, max(1, group.pauses))
+                group.next_attempt_ns = self._clock() + pause_ns(self._pauses.restart, max(1, group.pauses))
                 group.pauses += 1
         spare = group.spare
         if spare is None or (group.disabled and paused):
@@ -517,10 +439,6 @@ class Supervisor:
             engine.kill(cause)
             if engine.ledger is not None:
                 engine.ledger.engine_lost(engine, cause)
-
-
-def _pause_ns(pauses_s: tuple[float, ...], earlier: int) -> int:
-    return round(pauses_s[min(earlier, len(pauses_s) - 1)] * 1e9)
 
 
 def _runtime_parameters(config: NodeConfig, dnn: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from waiting import until
 
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving.descriptions import Build, EngineStatus, Progress
+from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.host import Host
-from multi_dnn_ros.serving.supervisor import Pauses
 from multi_dnn_ros.settings.schema import NodeConfig
 
 

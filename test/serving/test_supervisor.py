@@ -17,8 +17,9 @@ from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import DnnDescription, EngineDescription, Level
 from multi_dnn_ros.serving.engine_process import Phase
+from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
-from multi_dnn_ros.serving.supervisor import Pauses, Supervisor
+from multi_dnn_ros.serving.supervisor import Supervisor
 
 DNNS = ("lane", "object")
 SECOND = 1_000_000_000
