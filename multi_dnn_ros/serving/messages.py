@@ -4,7 +4,7 @@ To an engine: FindDevices, Configure, Offer, Update. From an engine: Ready, Prog
 (it is configured), Refused, FrameResult, FrameDropped, Failure, log records, Aborting; at last the node's side of it
 adds Ended. Images and large results are passed in shared memory (:mod:`multi_dnn_ros.serving.slots`).
 
-The messages that are sent for each frame are named tuples: unpickling them takes two thirds of the time of a dataclass.
+Named tuples, because unpickling them takes two thirds of the time of a dataclass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import struct
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -31,13 +30,10 @@ from multi_dnn_ros.settings.schema import NodeConfig
 # -- to an engine
 
 
-@dataclass(frozen=True)
-class Begin:
-    """The first message to an engine process.
-
-    dnns: columns of its state. state: file descriptor of the memory for it. pools: layout of the slots of each camera,
-    and the descriptor of their memory. modules: what the process imports before it is ready. log_level: minimum level
-    of the log records that it sends, as in :mod:`logging`.
+class Begin(NamedTuple):
+    """The first message to an engine process. dnns: columns of its state, which is in the memory with the descriptor
+    `state`. pools: layout of each camera's slots and the descriptor of their memory. modules: what the process imports
+    before it is ready. log_level: minimum level of the log records that it sends.
     """
 
     dnns: tuple[str, ...]
@@ -47,16 +43,14 @@ class Begin:
     log_level: int
 
 
-@dataclass(frozen=True)
-class FindDevices:
+class FindDevices(NamedTuple):
     """Find the device of every DNN of `config`; answered by DevicesFound or Refused."""
 
     config: NodeConfig
     build: Build
 
 
-@dataclass(frozen=True)
-class Configure:
+class Configure(NamedTuple):
     """Configure the DNNs `dnns` of `config` and serve; answered by Progress, then EngineDescription or Refused.
 
     in_background: at low CPU priority and without measuring the capacity, because other engines are serving.
@@ -88,8 +82,7 @@ class Offer(NamedTuple):
     jpeg_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """Runtime parameters of a DNN have new values; by name without `dnn.<dnn>.`."""
 
     dnn: str
@@ -99,20 +92,17 @@ class Update:
 # -- from an engine
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """Its imports are done."""
 
 
-@dataclass(frozen=True)
-class DevicesFound:
-    """devices: names by DNN."""
+class DevicesFound(NamedTuple):
+    """Device names by DNN."""
 
     devices: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """FindDevices or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
 
     text: str
@@ -138,15 +128,13 @@ class FrameDropped(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True)
-class Aborting:
+class Aborting(NamedTuple):
     """The engine cannot continue (a CUDA fault, an internal error). cause: a phrase for messages."""
 
     cause: str
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """The last message: the engine has ended. cause: a phrase for messages."""
 
     cause: str
