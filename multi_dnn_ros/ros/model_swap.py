@@ -14,7 +14,7 @@ from multi_dnn_ros.ros.diagnostics import OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.node_status import progress_text
 from multi_dnn_ros.ros.served import Served
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription
-from multi_dnn_ros.serving.swap import Swap, SwapPhase
+from multi_dnn_ros.serving.swap import Swap
 from multi_dnn_ros.settings.parameter_fields import shown
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
@@ -84,7 +84,7 @@ class ModelSwaps:
             return []
         level, text = status
         if swap is not None and self._under_way:
-            progress = swap.state().progress
+            progress = swap.progress
             text += f": {progress_text(progress)}" if progress is not None else ""
         values: dict[str, object] = {"settings": _listed(self._changes)}
         values |= {f"gap of {dnn} (ms)": f"{gap_ms:.0f}" for dnn, gap_ms in self._gaps_ms.items()}
@@ -103,11 +103,10 @@ class ModelSwaps:
             elif not self._under_way or changes != self._changes:
                 self._begin(served, changes)
         if self._swap is not None and self._under_way:
-            state = self._swap.state()
-            if state.phase is SwapPhase.FAILED:
-                self._fail(state.failure)
-            elif state.phase is SwapPhase.PREPARED:
-                self._commit(served, self._swap, state.dnns)
+            if self._swap.failure:
+                self._fail(self._swap.failure)
+            elif self._swap.is_prepared:
+                self._commit(served, self._swap, self._swap.descriptions())
         elif self._swap is not None:
             self._report_gaps(self._swap)
 

@@ -22,7 +22,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceManager, ServiceStatus
-from multi_dnn_ros.serving import local_engine
+from multi_dnn_ros.serving import engine_main
 from multi_dnn_ros.serving.memory import configure_malloc, return_free_memory_every
 from multi_dnn_ros.serving.thread_switching import short_switch_interval
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
@@ -55,7 +55,7 @@ def run(args: list[str] | None = None) -> int:
     atexit.register(gc.freeze)
     with short_switch_interval():
         code = _run(args, params_files, stop)
-    if local_engine.is_loading():  # with `isolation: none`
+    if engine_main.is_loading():  # with `isolation: none`
         _exit_at_once(code)
     return code
 

@@ -40,12 +40,11 @@ ReadJpeg = Callable[[], "JpegFile | None"]
 
 #: Interval between retries while the host has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
-#: Maximum time that close() waits for a frame that is being handed to the host, in addition to its timeout.
-_LAST_OFFER_S = 0.1
 #: Number of periods and decode times from which the next ones are expected.
 _SAMPLES = 16
 #: Added to the decode time: waking the threads, handing the frame over.
 _MARGIN_NS = 2_000_000
+_DISABLED = "the DNN was disabled or switched off before the image was decoded"
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,6 @@ class CameraDecoder(threading.Thread):
         self._periods_ns: deque[int] = deque(maxlen=_SAMPLES)
         self._decodes_ns: deque[int] = deque(maxlen=_SAMPLES)
         self._closing = False
-        self._offering = threading.Lock()  # held while a decoded frame is handed to the host
-        self._abandoned = False
 
     # -- called from other threads
 
@@ -128,17 +125,13 @@ class CameraDecoder(threading.Thread):
     def close(self, timeout_s: float) -> bool:
         """End the thread; False on timeout. Call it when no more images arrive.
 
-        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped. An image
-        that is still being decoded at the timeout is dropped, too: afterwards the host may serve for another ledger.
+        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped.
         """
         with self._lock:
             self._closing = True
             self._note_change()
         if self.ident is not None:
             self.join(timeout_s)
-            self._abandoned = True  # a frame that is still being decoded is dropped
-            if self._offering.acquire(timeout=_LAST_OFFER_S):
-                self._offering.release()  # frames offered before are in the ledger
         with self._lock:
             waiting, self._newest = self._newest, None
         if waiting is not None:
@@ -159,8 +152,8 @@ class CameraDecoder(threading.Thread):
 
         cv2.setNumThreads(1)  # each camera has a thread; on 32 cores OpenCV's own take nine times the CPU time
         try:
-            while self._wait_until_needed():
-                self._decode_newest()
+            while self._step():
+                pass
         except BaseException:  # an error of the host or the ledger; the camera must not stop silently
             log.exception(
                 "the decoding thread of camera %s ended with an error; its images are no longer processed: restart the "
@@ -168,61 +161,53 @@ class CameraDecoder(threading.Thread):
                 self._camera,
             )
 
-    def _wait_until_needed(self) -> bool:
-        """Wait until an image should be decoded; False: the thread should end."""
-        while True:
-            with self._lock:
-                self._changed.wait_for(lambda: self._newest is not None or self._closing)
-                changes, arrival = self._changes, self._newest
-            if arrival is None:
-                return False
-            dnns = self._ledger.wanted_by(arrival.dnns)
-            serves = self._host.serves(self._camera)
-            if dnns and serves:
-                remaining_s = 0.0 if self._closing else self._remaining_s(arrival.frame, dnns)
-                if remaining_s <= 0:
-                    return True
-            elif self._closing:
-                return False
-            else:
-                remaining_s = _RETRY_S
-            with self._lock:
-                if dnns:
-                    self._changed.wait_for(lambda seen=changes: self._changes != seen, remaining_s)  # type: ignore[misc]
-                    continue
-                if self._newest is not arrival:
-                    continue
-                self._newest = None
-            message = "every DNN that the image is for is disabled"
-            self._ledger.lose(arrival.frame, arrival.dnns, DropReason.DISABLED, message)
+    def _step(self) -> bool:
+        """Wait for an image, then decode it or wait until that is needed; False: the thread should end."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._newest is not None or self._closing)
+            changes, arrival = self._changes, self._newest
+        if arrival is None:
+            return False
+        dnns = self._ledger.wanted_by(arrival.dnns)
+        serves = self._host.serves(self._camera)
+        if self._closing and not (dnns and serves):
+            return False
+        wait_s = _RETRY_S
+        if dnns and serves:
+            wait_s = 0.0 if self._closing else self._remaining_s(arrival.frame, dnns)
+            if wait_s <= 0.0:
+                if (buffer := self._host.buffer(self._camera, _RETRY_S)) is not None:
+                    self._decode_newest(buffer)
+                return True  # without a free buffer, newer images still replace the waiting one
+        with self._lock:
+            if dnns:
+                self._changed.wait_for(lambda: self._changes != changes, wait_s)
+                return True
+            if self._newest is not arrival:
+                return True
+            self._newest = None
+        self._ledger.lose(arrival.frame, arrival.dnns, DropReason.DISABLED, _DISABLED)
+        return True
 
     def _remaining_s(self, frame: Frame, dnns: tuple[str, ...]) -> float:
         """Seconds until the image should be decoded: at once if one of the DNNs has no frame, if its times are not
         known yet, or if the next image could not be ready before it needs one; otherwise just in time for the first of
         them.
         """
-        starts = [self._ledger.next_start_ns(dnn, self._camera) for dnn in dnns]
-        known = [start for start in starts if start is not None]
-        if len(known) < len(starts) or not self._periods_ns:
-            return 0.0
+        start_ns = self._ledger.next_start_ns(self._camera, dnns)
         lead_ns = _MARGIN_NS + max(self._decodes_ns, default=0)
-        if frame.received_ns + median(self._periods_ns) + lead_ns >= min(known):
+        if not self._periods_ns or frame.received_ns + median(self._periods_ns) + lead_ns >= start_ns:
             return 0.0
-        return (min(known) - lead_ns - self._clock()) / 1e9
+        return (start_ns - lead_ns - self._clock()) / 1e9
 
-    def _decode_newest(self) -> None:
-        """Decode into a free buffer; while there is none, newer images still replace the waiting one."""
-        buffer = self._host.buffer(self._camera, _RETRY_S)
-        if buffer is None:
-            return
+    def _decode_newest(self, buffer: Slot) -> None:
         with self._lock:
             arrival, self._newest = self._newest, None
         if arrival is None:  # dropped by close() meanwhile
             buffer.release()
             return
         frame, dnns = arrival.frame, self._ledger.wanted_by(arrival.dnns)
-        unwanted = [dnn for dnn in arrival.dnns if dnn not in dnns]
-        self._ledger.lose(frame, unwanted, DropReason.DISABLED, "the DNN was enabled again meanwhile")
+        self._ledger.lose(frame, [dnn for dnn in arrival.dnns if dnn not in dnns], DropReason.DISABLED, _DISABLED)
         if not dnns:
             buffer.release()
             return
@@ -236,14 +221,8 @@ class CameraDecoder(threading.Thread):
             call_and_log_errors(self._on_bad_image, bad_image)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
-        with self._lock:
-            self._decodes_ns.append(frame.decode_ns)
-        with self._offering:
-            if not self._abandoned:
-                self._offer(frame, buffer, dnns)
-                return
-        buffer.release()
-        self._ledger.lose(frame, dnns, DropReason.SHUTDOWN, "the node stopped before the image was decoded")
+        self._decodes_ns.append(frame.decode_ns)
+        self._host.offer(self._ledger, frame, buffer, dnns)
 
     def _image(self, arrival: _Arrival, buffer: Slot, dnns: tuple[str, ...]) -> FrameImage:
         """The image of an arrival in the buffer: its JPEG file if the engines decode it, otherwise the pixels."""
@@ -253,12 +232,3 @@ class CameraDecoder(threading.Thread):
             if file is not None and memory is not None:
                 return file.copy(memory)
         return arrival.decode(buffer.image)
-
-    def _offer(self, frame: Frame, buffer: Slot, dnns: tuple[str, ...]) -> None:
-        number = self._ledger.open(frame, buffer, dnns)
-        try:
-            self._host.offer(number, frame, buffer, dnns)
-        except Exception as error:  # the host was stopped meanwhile, or has failed: answer the frame
-            log.exception("a frame of camera %s could not be handed to the engine; it is dropped", self._camera)
-            for dnn in dnns:
-                self._ledger.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")

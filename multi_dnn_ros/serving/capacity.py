@@ -1,4 +1,4 @@
-"""Whether the configured DNNs fit their devices, as reported in the log and on /diagnostics."""
+"""Whether the configured DNNs fit their devices at the cameras' rates, as reported in the log and on /diagnostics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _MAX_UNPREDICTED = 5
 
 @dataclass(frozen=True)
 class Capacity:
-    """Whether the DNNs fit their devices at the cameras' rates.
-
-    text: the verdict for the log. advice: lines for the log. values: for diagnostics, by name with the unit.
-    """
+    """text: the verdict for the log. advice: lines for the log. values: for diagnostics, by name with the unit."""
 
     fits: bool
     text: str
@@ -25,33 +22,24 @@ class Capacity:
 
 
 class CapacityAtRates:
-    """The verdict for the present rates of the DNNs.
-
-    fits: by device; empty: nothing was measured, so there is no verdict. current: the newest verdict; None: there is
-    none.
-    """
+    """fits: by device, as measured. current: the verdict for the present rates; None: nothing was measured."""
 
     def __init__(self, fits: Mapping[str, Fit]) -> None:
         self._fits = dict(fits)
-        self.current = _combine({device: capacity_of(fit.verdict()) for device, fit in self._fits.items()})
+        parts = {device: capacity_of(fit.verdict()) for device, fit in self._fits.items()}
+        self.current = next(iter(parts.values()), None)
+        if len(parts) > 1:  # with the names of the devices
+            self.current = Capacity(
+                all(part.fits for part in parts.values()),
+                "; ".join(f"{device}: {part.text}" for device, part in parts.items()),
+                tuple(f"{device}: {text}" for device, part in parts.items() for text in part.advice),
+                {f"{device}: {name}": it for device, part in parts.items() for name, it in part.values.items()},
+            )
 
     def change_rates(self, before: Rates, after: Rates) -> Capacity | None:
         """The verdict after the rates of DNNs were changed; None if nothing was measured."""
-        self._fits = {device: fit.at_rates(before, after) for device, fit in self._fits.items()}
-        self.current = _combine({device: capacity_of(fit.verdict()) for device, fit in self._fits.items()})
+        CapacityAtRates.__init__(self, {device: fit.at_rates(before, after) for device, fit in self._fits.items()})
         return self.current
-
-
-def _combine(parts: Mapping[str, Capacity]) -> Capacity | None:
-    """One verdict for all devices; if there are several, the texts contain their names."""
-    if len(parts) <= 1:
-        return next(iter(parts.values()), None)
-    return Capacity(
-        all(part.fits for part in parts.values()),
-        "; ".join(f"{device}: {part.text}" for device, part in parts.items()),
-        tuple(f"{device}: {text}" for device, part in parts.items() for text in part.advice),
-        {f"{device}: {name}": value for device, part in parts.items() for name, value in part.values.items()},
-    )
 
 
 def capacity_of(verdict: Verdict) -> Capacity:

@@ -23,13 +23,7 @@ from multi_dnn_ros.pipeline.progress_lines import DnnReady
 from multi_dnn_ros.planning.batch_units import sharing_warnings
 from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH, run_on_black
 from multi_dnn_ros.serving import default_build
-from multi_dnn_ros.serving.descriptions import (
-    Build,
-    DnnDescription,
-    EngineDescription,
-    Progress,
-    ResultDescription,
-)
+from multi_dnn_ros.serving.descriptions import Build, DnnDescription, EngineDescription, Progress, ResultDescription
 from multi_dnn_ros.serving.memory import freeze_heap
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -41,27 +35,21 @@ log = logging.getLogger(__name__)
 
 
 def configure(
-    config: NodeConfig,
-    dnns: Sequence[str],
-    build: Build,
-    report: Callable[[Progress], None],
-    *,
-    measure_capacity: bool = True,
+    config: NodeConfig, build: Build, report: Callable[[Progress], None], *, measure_capacity: bool = True
 ) -> tuple[Pipeline, EngineDescription]:
-    """Load, cut and warm up the DNNs `dnns` of `config`. Returns the pipeline and its description.
+    """Load, cut and warm up the DNNs of `config`. Returns the pipeline and its description.
 
     build: makes the pipeline from the parameters. report: called with each step. measure_capacity: also measure whether
-    the DNNs fit the device; see `_measure_fit`.
+    the DNNs fit the device, for a second or two.
     Raises what `build` raises (ValueError or OSError because of parameters and files), ValueError for a device that
     cannot decode JPEG files although a parameter jpeg_decoder requires it, and RuntimeError for a DNN that fails on a
     black image. Call this function from one thread per process only, because torch.export crashes in a second thread.
     """
-    part = config.model_copy(update={"dnns": {name: config.dnns[name] for name in dnns}})
-    progress = _ProgressReport(dnns, report)
-    pipeline: Pipeline = build(part, progress)
+    progress = _ProgressReport(tuple(config.dnns), report)
+    pipeline: Pipeline = build(config, progress)
     pipeline = replace(pipeline, jpeg_decoder=_jpeg_decoder(config, pipeline))
     warm_up(pipeline.tasks, pipeline.device, progress)
-    fit = _measure_fit(part, pipeline, progress) if measure_capacity else None
+    fit = _measure_fit(config, pipeline, progress) if measure_capacity else None
     freeze_heap()
     return pipeline, _describe(pipeline, fit)
 
@@ -74,9 +62,9 @@ def find_devices(config: NodeConfig, build: Build) -> dict[str, str]:
     """
     from multi_dnn_ros.pipeline.choices import ConfigError  # these load torchvision, which only some builds need
     from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units
+    from multi_dnn_ros.pipeline.settings_check import check_settings
 
-    problems = default_build.check(config) if build is default_build.build else ()
-    if problems:
+    if build is default_build.build and (problems := check_settings(config).problems):
         raise ConfigError("\n".join(problems))
     units = dnn_units(config)
     for warning in sharing_warnings(devices_in_use(units), cpu_count()):
@@ -85,10 +73,8 @@ def find_devices(config: NodeConfig, build: Build) -> dict[str, str]:
 
 
 def describe_failure(error: Exception) -> tuple[str, bool]:
-    """The text for an error of configuring, and whether it was expected.
-
-    ValueError and OSError are expected: problems of parameters and files, described by their message. The text of any
-    other error is its traceback.
+    """The text for an error of configuring, and whether it was expected: ValueError and OSError, because of parameters
+    and files. The text of any other error is its traceback.
     """
     expected = isinstance(error, (ValueError, OSError))
     return (str(error) if expected else "".join(traceback.format_exception(error)).rstrip()), expected
@@ -104,7 +90,7 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
     for task in tasks:
         begin = time.perf_counter()
         try:
-            check_sendable(run_on_black(task, device, *task.enlarge_to_min((HEIGHT, WIDTH))))
+            _check_sendable(run_on_black(task, device, *task.enlarge_to_min((HEIGHT, WIDTH))))
         except ExtensionError as error:
             raise ExtensionError(f"DNN '{task.name}' fails on a black image: {error}") from error
         except Exception as error:
@@ -112,32 +98,25 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
         progress(f"DNN {task.name}: first run took {(time.perf_counter() - begin) * 1e3:.0f} ms")
 
 
-def check_sendable(result: Any) -> None:
+def _check_sendable(result: Any) -> None:
     """Raise ExtensionError if `result` cannot be pickled or holds objects of PyTorch.
 
     Unpickling these would import PyTorch in the node's process: its memory grows from 85 to 543 MiB.
     """
-    text = f"its result, of type {type(result).__module__}.{type(result).__qualname__},"
-    allowed = "allowed: NumPy arrays and plain values"
     try:
-        _Pickler(io.BytesIO(), protocol=5).dump(result)
-    except _TorchObjectError as error:
-        raise ExtensionError(f"{text} holds an object of PyTorch: {error}; {allowed}") from None
+        _TorchFreePickler(io.BytesIO(), protocol=5).dump(result)
     except Exception as error:  # whatever the methods of the result's classes raise
-        reason = f"{type(error).__name__}: {summarize_error(error)}"
-        raise ExtensionError(f"{text} cannot be pickled: {reason}; {allowed}") from error
+        text = f"its result, of type {type(result).__module__}.{type(result).__qualname__}, cannot be sent to the node"
+        raise ExtensionError(f"{text}: {summarize_error(error)}; allowed: NumPy arrays and plain values") from error
 
 
-class _TorchObjectError(Exception):
-    """The message is the name of the object or of its type."""
-
-
-class _Pickler(Pickler):
+class _TorchFreePickler(Pickler):
     def persistent_id(self, pickled: Any) -> None:
         """Called by pickle with every object, class and function before it is pickled."""
         module = getattr(pickled, "__module__", None)
         if isinstance(module, str) and module.partition(".")[0] == "torch":
-            raise _TorchObjectError(f"{module}.{getattr(pickled, '__name__', type(pickled).__name__)}")
+            name = getattr(pickled, "__name__", type(pickled).__name__)
+            raise TypeError(f"it holds an object of PyTorch: {module}.{name}")
 
 
 class _ProgressReport:
@@ -147,18 +126,17 @@ class _ProgressReport:
     """
 
     def __init__(self, dnns: Sequence[str], report: Callable[[Progress], None]) -> None:
-        self._dnns = tuple(dnns)
+        self._dnns = dnns
         self._report = report
         self._begin = self._last_ready = time.monotonic()
         self._ready = 0
 
     def __call__(self, text: str) -> None:
         dnn = self._dnns[self._ready] if self._ready < len(self._dnns) else ""
-        now = time.monotonic()
+        now, left_s = time.monotonic(), None
         if dnn and isinstance(text, DnnReady):
             self._ready += 1
             self._last_ready = now
-        left_s = None
         if 0 < self._ready < len(self._dnns):
             mean_s = (self._last_ready - self._begin) / self._ready
             left_s = max(0.0, mean_s * (len(self._dnns) - self._ready) - (now - self._last_ready))
@@ -171,32 +149,26 @@ def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
     Raises ValueError if the parameter jpeg_decoder of a camera requires it.
     """
     served = dict.fromkeys(camera for task in pipeline.tasks for camera in task.cameras)
-    modes = {
-        camera: config.cameras[camera].jpeg_decoder
-        for camera in served
-        if config.cameras[camera].transport == "compressed"
-    }
+    modes = {name: it.jpeg_decoder for name in served if (it := config.cameras[name]).transport == "compressed"}
     if all(mode == "cpu" for mode in modes.values()):
         return None
+    device = pipeline.device
     try:
-        return make_jpeg_decoder(pipeline.device)
+        return make_jpeg_decoder(device)
     except JpegUnavailable as error:
-        required = [camera for camera, mode in modes.items() if mode == "gpu"]
-        if required:
+        for camera in (camera for camera, mode in modes.items() if mode == "gpu"):
             raise ValueError(
-                f"parameter camera.{required[0]}.jpeg_decoder is 'gpu', but a DNN of the camera runs on "
-                f"{pipeline.device}: {error}; allowed there: auto, cpu"
+                f"parameter camera.{camera}.jpeg_decoder is 'gpu', but a DNN of the camera runs on {device}: {error}; "
+                "allowed there: auto, cpu"
             ) from None
-        if pipeline.device.type != "cpu":
-            log.info("JPEG images are decoded on the CPU, because %s cannot decode them: %s", pipeline.device, error)
+        if device.type != "cpu":
+            log.info("JPEG images are decoded on the CPU, because %s cannot decode them: %s", device, error)
     return None
 
 
 def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str], None]) -> Fit | None:
-    """Measure each DNN alone and together with the others, for a second or two.
-
-    None if a camera has no rate, or if the measurement raises ValueError. With a predictor that knows all layers,
-    their times are predicted.
+    """None if a camera has no rate, or if the measurement raises ValueError. With a predictor that knows all layers,
+    the times are predicted.
     """
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
@@ -212,7 +184,6 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
 
 def _describe(pipeline: Pipeline, fit: Fit | None) -> EngineDescription:
     device = pipeline.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     dnns = {}
     for task in pipeline.tasks:
         results = {
@@ -221,12 +192,12 @@ def _describe(pipeline: Pipeline, fit: Fit | None) -> EngineDescription:
         }
         dnns[task.name] = DnnDescription(tuple(task.cameras), results)
     return EngineDescription(
-        str(device),
-        name,
-        pipeline.workers,
-        dnns,
-        {} if fit is None else {str(device): fit},
+        device=str(device),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model(),
+        workers=pipeline.workers,
+        dnns=dnns,
+        fits={} if fit is None else {str(device): fit},
         # torch.__version__ is not a str: unpickling it in the node's process would import torch.
-        {"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"},
-        pipeline.jpeg_decoder is not None,
+        versions={"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"},
+        decodes_jpeg=pipeline.jpeg_decoder is not None,
     )

@@ -1,10 +1,9 @@
-"""The program of an engine process, started by :class:`multi_dnn_ros.serving.engine_process.EngineProcess`.
+"""An engine: the program of an engine process, which :mod:`multi_dnn_ros.serving.engine_process` starts.
 
-It exchanges messages with the node's process over a socket pair, reads images from shared memory and writes its running
-jobs to shared memory. It never imports rclpy and opens no network socket.
+It gets messages over a socket pair, images in shared memory, and writes its running jobs to shared memory. It never
+imports rclpy and opens no network socket. With `isolation: none` it runs in threads of the node's process.
 
-Threads: the main thread configures. `receive` handles messages, and ends the process when the node's process has ended.
-`heartbeat` writes the heartbeat. `report` sends the memory use. `stop` stops the engine. The others are the engine's.
+Threads: the main thread configures. `receive` handles messages. `heartbeat` shows that the process runs Python code.
 """
 
 from __future__ import annotations
@@ -18,77 +17,262 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from logging.handlers import QueueHandler
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from multi_dnn_ros.backends.thread_priority import keep_priority
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.processes import EXIT_ORPHANED
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import DnnTask, Drop, Result
 from multi_dnn_ros.serving import messages
+from multi_dnn_ros.serving.descriptions import Progress
 from multi_dnn_ros.serving.engine_state import EngineState
-from multi_dnn_ros.serving.local_engine import REPORT_S, LocalEngine
-from multi_dnn_ros.serving.memory import with_memory_limit
-from multi_dnn_ros.serving.slots import SlotMemory
+from multi_dnn_ros.serving.memory import release_memory, with_memory_limit
+from multi_dnn_ros.serving.slots import Slot, SlotMemory
 from multi_dnn_ros.serving.thread_switching import short_switch_interval
+from multi_dnn_ros.settings.dnn_parameters import assign
+from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
+if TYPE_CHECKING:
+    from multi_dnn_ros.engine.engine import Engine
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
+    from multi_dnn_ros.serving.pinned import PinnedImages
+
+#: Exit code of an engine process that cannot continue; see also multi_dnn_ros.common.processes.
+EXIT_FAILED = 70
+#: Runtime parameters that are attributes of a DNN's decoder, and those in ms that the engine changes.
+_DECODER_PARAMETERS = ("score_threshold", "iou_threshold", "max_detections")
+_ENGINE_TIMES = ("deadline_ms", "max_age_ms")
+#: Nice value of a thread that configures while another engine serves; compilers that it starts inherit it.
+_BACKGROUND_NICE = 19
 _HEARTBEAT_S = 0.1
-#: Maximum time for sending the cause of the end.
-_ABORT_S = 0.5
+#: Period of reading the memory in use, in heartbeats.
+_MEMORY_BEATS = 10
+#: Maximum time for sending the cause of the end, and for ending the threads of an engine in the node's process.
+_ABORT_S, _CLOSE_S = 0.5, 1.0
+
+
+class EngineProgram:
+    """slots: by camera. run_later: calls a function soon, one at a time and always in the same thread, because
+    torch.export crashes in a second thread of a process. fail: called with the cause if the engine cannot continue.
+    """
+
+    def __init__(
+        self,
+        channel: messages.Channel,
+        slots: Mapping[str, SlotMemory],
+        state: EngineState,
+        run_later: Callable[[Callable[[], None]], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._channel = channel
+        self._slots = slots
+        self._state = state
+        self._run_later = run_later
+        self._fail = fail
+        self._closed = threading.Event()
+        self._config: NodeConfig | None = None
+        self._pipeline: Pipeline | None = None
+        self._engine: Engine | None = None  # once configured
+        self._pins: PinnedImages | None = None
+
+    def receive(self) -> NoReturn:
+        """Handle messages. Raises Disconnected at the end of the connection, and TypeError for an unknown message."""
+        while True:
+            message = self._channel.receive()
+            if isinstance(message, messages.Offer):
+                self._offer(message)
+            elif isinstance(message, messages.Update):
+                for name, value in message.values.items():
+                    self._set(message.dnn, name, value)
+            elif isinstance(message, messages.FindDevices):
+                self._run_later(partial(self._find_devices, message))
+            elif isinstance(message, messages.Configure):
+                self._run_later(partial(self._configure, message))
+            else:
+                raise TypeError(f"message {type(message).__name__} is not one to an engine")
+
+    def beat(self) -> None:
+        """Write the heartbeat, and at times the memory in use, until :meth:`close`."""
+        beats = 0
+        while not self._closed.wait(_HEARTBEAT_S if beats else 0.0):
+            self._state.beat()
+            beats += 1
+            engine, pipeline = self._engine, self._pipeline
+            if engine is None or pipeline is None or beats % _MEMORY_BEATS:
+                continue
+            if threads := engine.failed_threads():
+                self._fail(f"threads ended with an error: {', '.join(threads)}")
+            if pipeline.device.type == "cuda":
+                import torch
+
+                device = pipeline.device
+                self._state.set_gpu_memory(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+
+    def close(self) -> None:
+        """Stop and free everything, in the node's process; returns when no thread reads an image any more."""
+        self._closed.set()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop(_CLOSE_S)
+            while engine.running_threads():
+                time.sleep(_HEARTBEAT_S)
+        if self._pins is not None:
+            self._pins.close()
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            device = pipeline.device
+            del pipeline, engine
+            release_memory(device)
+
+    # -- configuring
+
+    def _find_devices(self, request: messages.FindDevices) -> None:
+        from multi_dnn_ros.serving.configure import describe_failure, find_devices
+
+        self._channel.send(Progress("choosing the devices", 0, len(request.config.dnns)))
+        try:
+            answer: Any = messages.DevicesFound(find_devices(request.config, request.build))
+        except Exception as error:
+            answer = messages.Refused(*describe_failure(error))
+        self._channel.send(answer)
+
+    def _configure(self, request: messages.Configure) -> None:
+        from multi_dnn_ros.backends.device_errors import is_device_failure
+        from multi_dnn_ros.serving.configure import configure, describe_failure
+
+        background = request.in_background
+        if background:
+            keep_priority()  # for the threads of ONNX Runtime, which run the DNNs later
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)
+        part = request.config.model_copy(update={"dnns": {name: request.config.dnns[name] for name in request.dnns}})
+        self._config = part.model_copy(deep=True)
+        try:
+            pipeline, description = configure(part, request.build, self._channel.send, measure_capacity=not background)
+            self._start(pipeline)
+        except messages.Disconnected:  # cancelled, in the node's process
+            raise
+        except Exception as error:
+            if is_device_failure(error):
+                self._fail(f"while configuring: {summarize_error(error)}")
+            self._channel.send(messages.Refused(*describe_failure(error)))
+        else:
+            self._channel.send(description)
+
+    def _start(self, pipeline: Pipeline) -> None:
+        from multi_dnn_ros.engine.engine import Engine
+        from multi_dnn_ros.serving.pinned import PinnedImages
+
+        assert self._config is not None
+        config = self._config
+        self._pins = PinnedImages(pipeline.device)
+        engine = Engine(
+            [_with_settings(task, config) for task in pipeline.tasks],
+            on_result=self._on_result,
+            on_drop=self._on_drop,
+            on_failure=self._channel.send,
+            workers=pipeline.workers,
+            policy=config.policy,
+            device=pipeline.device,
+            max_failures=config.max_failures,
+            aging_ns=round(config.aging_ms * 1e6),
+            observer=self._state,
+        )
+        engine.start()
+        self._pipeline, self._engine = pipeline, engine
+
+    def _set(self, dnn: str, name: str, value: Any) -> None:
+        """Set a runtime parameter in the settings, in the decoder and in the engine. name: without `dnn.<dnn>.`."""
+        config, pipeline, engine = self._config, self._pipeline, self._engine
+        if config is None or pipeline is None or engine is None or dnn not in config.dnns:
+            return
+        output, field = assign(config.dnns[dnn], name, value)
+        if field in _DECODER_PARAMETERS and output in pipeline.dnns[dnn].outputs:
+            setattr(pipeline.dnns[dnn].outputs[output].decoder, field, value)
+        elif field == "priority":
+            engine.update(dnn, priority=value)
+        elif field in _ENGINE_TIMES:
+            engine.update(dnn, **{field.replace("_ms", "_ns"): round(value * 1e6)})
+
+    # -- frames
+
+    def _offer(self, offer: messages.Offer) -> None:
+        assert self._engine is not None
+        assert self._pipeline is not None
+        assert self._pins is not None
+        slot = Slot(self._slots[offer.camera], offer.slot)
+        image: FrameImage
+        if offer.jpeg_bytes:  # small, and decoded where it lies
+            data = slot.file(offer.jpeg_bytes)
+            assert data is not None
+            image = JpegFile(data, offer.height, offer.width)
+        else:
+            image = slot.image(offer.height, offer.width)
+            self._pins.pin(image)
+        frame = Frame(offer.camera, offer.stamp_ns, context=offer, jpeg_decoder=self._pipeline.jpeg_decoder)
+        frame.set_image(image, offer.decode_ns)
+        frame.received_ns = offer.received_ns
+        self._engine.offer(frame, offer.dnns)
+
+    def _on_result(self, result: Result) -> None:
+        offer = result.frame.context
+        assert isinstance(offer, messages.Offer)
+        space = Slot(self._slots[offer.camera], offer.slot).output(result.dnn)
+        data, large = messages.pack(result.output, space)
+        self._channel.send(messages.FrameResult(offer.number, result.dnn, result.timing, data, large))
+
+    def _on_drop(self, drop: Drop) -> None:
+        offer = drop.frame.context
+        assert isinstance(offer, messages.Offer)
+        self._channel.send(messages.FrameDropped(offer.number, drop.dnn, drop.reason, drop.message))
+
+
+def _with_settings(task: DnnTask, config: NodeConfig) -> DnnTask:
+    """The task with the current scheduling parameters."""
+    settings = config.dnns[task.name]
+    return replace(
+        task,
+        priority=settings.priority,
+        deadline_ns=round(settings.deadline_ms * 1e6) or None,
+        max_age_ns=round(settings.max_age_ms * 1e6) or None,
+    )
+
+
+# -- in a process of its own
 
 
 def main(descriptor: int) -> NoReturn:
     """Run until the node's process ends, or ends this process. descriptor: of the connection to it."""
     faulthandler.enable(all_threads=False)  # writes the stack of a crash to stderr
     threading.current_thread().name = "configure"
-    connected = socket.socket(fileno=descriptor)
-    os.register_at_fork(after_in_child=connected.close)  # a child must not keep the connection open
-    channel = messages.Channel(connected)
-
-    def run() -> None:
-        with short_switch_interval():
-            _run(channel)
-
-    _exit_on_error(channel, "in the engine process", run)
-    os._exit(messages.EXIT_ERROR)  # not reached
+    channel = messages.Channel(socket.socket(fileno=descriptor))
+    os.register_at_fork(after_in_child=channel.close)  # a child must not keep the connection open
+    with short_switch_interval():
+        _exit_on_error(channel, "in the engine process", partial(_run, channel))
+    os._exit(EXIT_FAILED)  # not reached
 
 
-def _run(channel: messages.Channel) -> None:
+def _run(channel: messages.Channel) -> NoReturn:
     """The main thread."""
     begin = channel.receive()
     assert isinstance(begin, messages.Begin)
-    state = EngineState(begin.dnns, begin.state)
+    fail = partial(_exit_with_cause, channel)
+    state = EngineState(begin.dnns, begin.state, lambda error: fail(summarize_error(error)))
     tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     slots = {layout.camera: SlotMemory(layout, fd) for layout, fd in begin.pools}
-    engine = LocalEngine(
-        slots,
-        state,
-        channel.send,
-        tasks.put,
-        lambda cause: _exit_with_cause(channel, cause, messages.EXIT_DEVICE_FAILED),
-    )
-
-    def beat() -> None:
-        while True:
-            state.beat()
-            time.sleep(_HEARTBEAT_S)
-
-    def receive() -> None:
-        while True:
-            engine.handle(channel.receive())
-
-    def report() -> None:
-        while True:
-            channel.send(engine.report(own_process=True))
-            time.sleep(REPORT_S)
-
-    def start(name: str, function: Callable[[], None]) -> None:
+    program = EngineProgram(channel, slots, state, tasks.put, fail)
+    # Before the imports: the node's process may end during them.
+    for name, function in (("heartbeat", program.beat), ("receive", program.receive)):
         target = partial(_exit_on_error, channel, f"in the thread {name}", function)
         threading.Thread(target=target, name=name, daemon=True).start()
-
-    start("heartbeat", beat)
-    start("receive", receive)  # before the imports: the node's process may end during them
     log = logging.getLogger("multi_dnn_ros")
-    log.addHandler(_ChannelLogHandler(channel))
+    log.addHandler(_ChannelHandler(channel))  # type: ignore[arg-type]
     log.setLevel(begin.log_level)
     for name in ("multi_dnn_ros.serving.configure", "multi_dnn_ros.engine.engine", *begin.modules):
         found = pkgutil.resolve_name(name)  # these imports take seconds
@@ -96,51 +280,87 @@ def _run(channel: messages.Channel) -> None:
             found()
     import cv2  # only here: it takes a while
 
-    start("report", report)
     cv2.setNumThreads(1)  # an image that OpenCV decodes must not occupy all cores
     channel.send(messages.Ready())
     while True:
         tasks.get()()
 
 
-class _ChannelLogHandler(logging.Handler):
+class _ChannelHandler(QueueHandler):
     """Sends log records to the node's process."""
 
-    def __init__(self, channel: messages.Channel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._channel.send(messages.Logged(record.levelno, record.name, self.format(record)))
-        except OSError:
-            pass  # the node's process has ended, and this one is about to end
-        except Exception:
-            self.handleError(record)
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(messages.Disconnected):  # the node's process has ended, and this one is about to end
+            self.queue.send(record)  # type: ignore[attr-defined]
 
 
 def _exit_on_error(channel: messages.Channel, where: str, function: Callable[[], Any]) -> None:
     """Call a thread's function; an error in it ends the process."""
     try:
         function()
-    except (ConnectionError, EOFError):  # the node's process has ended
+    except messages.Disconnected:  # the node's process has ended
         os._exit(EXIT_ORPHANED)
     except BaseException as error:
         text = f"an error {where}: {type(error).__name__}: {summarize_error(error)}"
-        cause = with_memory_limit(text)
-        if cause == text:  # otherwise the place of the error does not matter
+        if (cause := with_memory_limit(text)) == text:  # otherwise the place of the error does not matter
             traceback.print_exc()
-        _exit_with_cause(channel, cause, messages.EXIT_ERROR)
+        _exit_with_cause(channel, cause)
 
 
-def _exit_with_cause(channel: messages.Channel, cause: str, code: int) -> NoReturn:
+def _exit_with_cause(channel: messages.Channel, cause: str) -> NoReturn:
     """Send the cause and exit at once, without cleaning up: after a fault any call into the driver may hang."""
-    timer = threading.Timer(_ABORT_S, os._exit, (code,))  # another thread may hang while it holds the channel's lock
+    timer = threading.Timer(_ABORT_S, os._exit, (EXIT_FAILED,))  # another thread may hang with the channel's lock
     timer.daemon = True
     try:
         timer.start()
         channel.send(messages.Aborting(cause))
-    except (OSError, RuntimeError):  # the node's process has ended; no thread can be started
+    except (messages.Disconnected, RuntimeError):  # the node's process has ended; no thread can be started
         pass
     finally:
-        os._exit(code)
+        os._exit(EXIT_FAILED)
+
+
+# -- in the node's process
+
+_LOADING: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_loading = threading.Event()
+
+
+def is_loading() -> bool:
+    """Whether a cancelled configure is still running. Ending the interpreter meanwhile would abort the process."""
+    return _loading.is_set()
+
+
+def _load() -> NoReturn:
+    while True:
+        function = _LOADING.get()
+        _loading.set()
+        try:
+            function()
+        except messages.Disconnected:
+            pass
+        finally:
+            _loading.clear()
+            del function  # it refers to the pipeline
+
+
+def run_in_thread(channel: messages.Channel, slots: Mapping[str, SlotMemory], state: EngineState) -> None:
+    """Run an engine in this process until `channel` is disconnected and all its threads have ended."""
+    cure = "this process can no longer use the device: restart the node, or set isolation to process"
+
+    def fail(cause: str) -> None:
+        with suppress(messages.Disconnected):
+            channel.send(messages.Aborting(f"{cause}; {cure}"))
+
+    state.on_failed = lambda error: fail(summarize_error(error))
+    if not any(thread.name == "load" for thread in threading.enumerate()):
+        threading.Thread(target=_load, name="load", daemon=True).start()  # it must not delay the end of the process
+    program = EngineProgram(channel, slots, state, _LOADING.put, fail)
+    threading.Thread(target=program.beat, name="heartbeat", daemon=True).start()
+    try:
+        channel.send(messages.Ready())
+        program.receive()
+    except messages.Disconnected:
+        program.close()
+    finally:
+        channel.close()

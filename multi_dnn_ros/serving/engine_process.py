@@ -1,26 +1,36 @@
-"""Starts an engine process, exchanges messages with it, ends it, and determines the cause of its end."""
+"""An engine as the node's process sees it: starts it, exchanges messages with it, ends it, and says why it ended."""
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from multi_dnn_ros.common.processes import EXIT_ORPHANED
-from multi_dnn_ros.serving import default_build, messages
-from multi_dnn_ros.serving.engine_state import EngineState, create_state_memory
-from multi_dnn_ros.serving.slots import SlotPool
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.reports import Failure
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.serving import engine_main, messages
+from multi_dnn_ros.serving.descriptions import EngineDescription
+from multi_dnn_ros.serving.engine_state import EngineState, create_state
+from multi_dnn_ros.serving.ledger import Ledger
+from multi_dnn_ros.serving.slots import Slot, SlotPool
+from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 log = logging.getLogger(__name__)
 
@@ -35,117 +45,127 @@ _PROGRAM = (
 )
 #: A process that receives nothing for this time hangs: the socket buffers offers for more frames than there are slots.
 _SEND_TIMEOUT_S = 1.0
-#: Maximum time from the end of the connection to the end of the process, and for its last output.
-_EXIT_S, _OUTPUT_S = 2.0, 0.5
-_TAIL_LINES, _MAX_LINE = 30, 10_000
-_CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
+#: Maximum time from the end of the connection to the end of the process.
+_EXIT_S = 2.0
+
+#: Engines and those of their messages that are not about frames, in the order of their arrival.
+Events = queue.SimpleQueue[tuple["Engine", Any]]
 
 
-class EngineProcess:
-    """Starts the process. Raises OSError if that fails.
+class Phase(Enum):
+    """Progress of an engine."""
 
-    label: for messages and process lists. dnns: DNNs that it may be configured for. pools: the slots of the cameras, by
-    name. on_message: called in the reader's thread, at last with Ended, once the process was reaped.
-    modules: what the process imports before it is ready.
-    Its stdout and stderr are copied to the stderr of this process.
+    STARTING = "starting"  # imports its modules
+    READY = "imports done"
+    CONFIGURING = "configuring"
+    CONFIGURED = "configured"  # serves the frames that it gets
+    KILLED = "killed"  # not ended yet
+
+
+class Engine:
+    """Starts the engine. Raises OSError if that fails. :class:`EngineProcess` and :class:`LocalEngine` say where.
+
+    label: for messages and process lists. device: its name. dnns: DNNs that it may be configured for. pools: the slots
+    of the cameras, by name. events: gets its messages that are not about frames, at last Ended. modules: what a process
+    imports before it is ready.
+
+    phase, since_ns (of the phase), config and dnns (what it is, or is being, configured for), description (once
+    configured), ledger (gets its answers) and retired (it only finishes its frames) belong to the supervisor.
     """
 
     def __init__(
         self,
         label: str,
+        device: str,
         dnns: Sequence[str],
         pools: Mapping[str, SlotPool],
-        on_message: Callable[[Any], None],
-        modules: Sequence[str] = default_build.MODULES,
+        events: Events,
+        modules: Sequence[str] = (),
     ) -> None:
-        self.label = label
-        self._on_message = on_message
-        self._lock = threading.Lock()
-        self._killed = ""
-        self._abort_cause = ""
-        self._reaping = False  # from here on its process id may belong to another process
-        self._reaped = threading.Event()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._oom_kills: deque[int] = deque([oom_kills()], maxlen=2)  # at the last two reports of the process
-        started = threading.Event()
-        failures: list[BaseException] = []
+        self.label, self.device = label, device
+        self.phase = Phase.STARTING
+        self.since_ns = self.started_ns = time.monotonic_ns()
+        self.config: NodeConfig | None = None
+        self.dnns: tuple[str, ...] = ()
+        self.description: EngineDescription | None = None
+        self.ledger: Ledger | None = None
+        self.retired = False
+        self.pid = os.getpid()
+        self._pools = pools
+        self._events = events
+        self._cause = ""  # of the first call of kill
+        self._ended = threading.Event()
+        started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
-                self._start(tuple(dnns), pools, tuple(modules))
+                self._open(tuple(dnns), tuple(modules))
             except BaseException as error:
-                failures.append(error)
+                started.put(error)
                 return
-            finally:
-                started.set()
+            started.put(None)
             self._receive()
 
         # The reader's thread starts the process, because the kernel kills the process when that thread ends.
         threading.Thread(target=run, name=f"reader {label}", daemon=True).start()
-        started.wait()
-        if failures:
-            raise OSError(f"{label} cannot be started: {failures[0]}") from failures[0]
+        if (error := started.get()) is not None:
+            raise OSError(f"{label} cannot be started: {error}") from error
+
+    def enter(self, phase: Phase, now_ns: int) -> None:
+        self.phase, self.since_ns = phase, now_ns
 
     def send(self, message: Any) -> None:
         """Send a message; blocks for at most a second and never raises OSError.
 
-        A process that receives nothing for that time is killed. Messages to a process that has ended are discarded.
+        A process that receives nothing for that time is killed. Messages to an engine that has ended are discarded.
         """
         try:
             self._channel.send(message)
         except BlockingIOError:
             self.kill(f"hung: it received no message for {_SEND_TIMEOUT_S:g} s")
-        except OSError:
+        except messages.Disconnected:
             pass
 
+    def offer(self, number: int, frame: Frame, slot: Slot, dnns: Iterable[str]) -> None:
+        """Send a frame of the ledger to these DNNs."""
+        source, (height, width) = frame.source, frame.size
+        jpeg_bytes = source.data.nbytes if isinstance(source, JpegFile) else 0
+        self.send(messages.Offer(
+            number, frame.camera, slot.index, height, width, frame.stamp_ns, frame.received_ns, frame.decode_ns,
+            tuple(dnns), jpeg_bytes,
+        ))  # fmt: skip
+
     def kill(self, cause: str) -> None:
-        """Kill the process and its children. The `cause` of the first call becomes the cause of the end."""
-        with self._lock:
-            if not self._killed and not self._reaping:
-                self._killed = cause
-                _kill_group(self.pid)
+        """End the engine and its children. The `cause` of the first call becomes the cause of the end."""
+        raise NotImplementedError
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the process is reaped; False on timeout."""
-        return self._reaped.wait(timeout_s)
+        """Wait until the engine has ended; False on timeout."""
+        return self._ended.wait(timeout_s)
 
-    def _start(self, dnns: tuple[str, ...], pools: Mapping[str, SlotPool], modules: tuple[str, ...]) -> None:
-        state = create_state_memory(dnns)
+    def memory(self) -> dict[str, int]:
+        """Memory in use, by name with the unit."""
+        return self.state.gpu_memory()
+
+    def _open(self, dnns: tuple[str, ...], modules: tuple[str, ...]) -> None:
+        fd = create_state(dnns)
         ours, theirs = socket.socketpair()
-        self._socket = ours
-        self._channel = messages.Channel(ours)
+        self._channel = messages.Channel(ours, _SEND_TIMEOUT_S)
         try:
-            self.state = EngineState(dnns, state)
-            descriptors = [theirs.fileno(), state, *(pool.fd for pool in pools.values())]
-            arguments = [self.label, str(os.getpid()), str(theirs.fileno()), *sys.path]
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
-            self.pid = self._process.pid
-            self._output = threading.Thread(target=self._copy_output, name=f"output {self.label}", daemon=True)
-            try:
-                self._output.start()
-                threading.Thread(target=self._wait_for_end, name=f"watch {self.label}", daemon=True).start()
-            except BaseException:  # no more threads
-                with self._process:
-                    self._process.kill()
-                raise
+            self.state = EngineState(dnns, fd)
+            self._start(theirs, fd, modules)
         except BaseException:
-            ours.close()
+            self._channel.close()
             raise
         finally:
-            theirs.close()
-            os.close(state)
-        seconds, microseconds = divmod(round(_SEND_TIMEOUT_S * 1e6), 1_000_000)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
-        level = logging.getLogger("multi_dnn_ros").getEffectiveLevel()
-        layouts = tuple((pool.memory.layout, pool.fd) for pool in pools.values())
-        self.send(messages.Begin(dnns, state, layouts, modules, level))
+            os.close(fd)
+
+    def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
+        raise NotImplementedError
+
+    def _finish(self) -> str:
+        """Wait for the end of the engine, whose connection has ended. Returns the cause."""
+        raise NotImplementedError
 
     # -- the reader's thread
 
@@ -153,53 +173,124 @@ class EngineProcess:
         while True:
             try:
                 message = self._channel.receive()
-            except (EOFError, OSError):
+            except messages.Disconnected:
                 break
             except Exception as error:
                 self.kill(f"it sent a message that cannot be unpickled: {type(error).__name__}: {error}")
                 break
-            if isinstance(message, messages.Aborting):
-                self._abort_cause = message.cause
-            elif isinstance(message, messages.Report):  # about once a second: earlier OOM kills hit other processes
-                self._oom_kills.append(oom_kills())
-            self._pass_on(message)
-        if not self._reaped.wait(_EXIT_S):
-            self.kill("it closed its connection and did not end")
-            self._reaped.wait()
-        out_of_memory = oom_kills() > self._oom_kills[0]
-        cause = _cause_of(self._process.returncode, self._tail, self._killed, self._abort_cause, out_of_memory)
+            try:
+                self._handle(message)
+            except (Exception, SystemExit):  # also of the message functions of other packages
+                log.exception("%s: handling message %s failed; it is ignored", self.label, type(message).__name__)
+        cause = self._finish()
         self._channel.close()
-        self._pass_on(messages.Ended(cause, "\n".join(self._tail)))
         self.state.close()
+        self._ended.set()
+        self._events.put((self, messages.Ended(cause)))
 
-    def _pass_on(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
+        ledger = self.ledger
+        if isinstance(message, logging.LogRecord):
+            logging.getLogger(message.name).handle(message)
+        elif not isinstance(message, (messages.FrameResult, messages.FrameDropped, Failure)):
+            self._events.put((self, message))
+        elif ledger is None:
+            pass
+        elif isinstance(message, messages.FrameResult):
+            self._on_result(ledger, message)
+        elif isinstance(message, messages.FrameDropped):
+            ledger.drop(message.number, message.dnn, message.reason, message.message, self)
+        elif not self.retired:  # otherwise it must not disable a DNN that another engine has taken over
+            ledger.failure(message)
+
+    def _on_result(self, ledger: Ledger, result: messages.FrameResult) -> None:
+        buffer = ledger.buffer(result.number, result.dnn, self)
+        if buffer is None:
+            return
         try:
-            self._on_message(message)
-        except (Exception, SystemExit):  # also of the message functions of other packages
-            log.exception("%s: handling message %s failed; it is ignored", self.label, type(message).__name__)
+            output = messages.unpack(result, buffer.output(result.dnn))
+        except Exception as error:  # unpickling raises arbitrary errors
+            reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
+            ledger.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason, self)
+        else:
+            ledger.result(result.number, result.dnn, output, result.timing, self)
 
-    # -- the other threads
 
-    def _wait_for_end(self) -> None:
-        """When the process ends, kill its children and reap it."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+class EngineProcess(Engine):
+    """An engine in a process of its own, which writes to the stderr of this process."""
+
+    def kill(self, cause: str) -> None:
         with self._lock:
-            self._reaping = True
-            _kill_group(self.pid)
-        with suppress(OSError):  # a child that has left the group may keep the other end open
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._output.join(_OUTPUT_S)
-        self._process.wait()
-        self._reaped.set()
+            if not self._cause and not self._has_ended:
+                self._cause = cause
+                _kill_group(self.pid)
 
-    def _copy_output(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            while line := output.readline(_MAX_LINE):
-                text = line.decode("utf-8", "replace").rstrip("\r\n")
-                self._tail.append(text)
-                with suppress(OSError, ValueError):  # stderr may be closed
-                    print(f"[{self.label}] {text}", file=sys.stderr)
+    def memory(self) -> dict[str, int]:
+        try:
+            return {"resident memory (bytes)": psutil.Process(self.pid).memory_info().rss, **super().memory()}
+        except psutil.Error:  # it has just ended
+            return {}
+
+    def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
+        self._lock = threading.Lock()
+        self._abort_cause = ""
+        self._has_ended = False  # from here on its process id may belong to another process
+        self._oom_kills = oom_kills()
+        with theirs:
+            arguments = [self.label, str(os.getpid()), str(theirs.fileno()), *sys.path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", _PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno(), state, *(pool.fd for pool in self._pools.values())],
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        level = logging.getLogger("multi_dnn_ros").getEffectiveLevel()
+        pools = tuple((pool.layout, pool.fd) for pool in self._pools.values())
+        self.send(messages.Begin(self.state.dnns, state, pools, modules, level))
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, messages.Aborting):
+            self._abort_cause = message.cause
+        super()._handle(message)
+
+    def _finish(self) -> str:
+        timer = threading.Timer(_EXIT_S, self.kill, ("it closed its connection and did not end",))
+        timer.start()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        timer.cancel()
+        with self._lock:
+            self._has_ended = True
+            _kill_group(self.pid)  # its children
+        code = self._process.wait()
+        if self._cause and code == -signal.SIGKILL:
+            return self._cause
+        if self._abort_cause:
+            return self._abort_cause
+        how = f"exited with code {code}"
+        if code < 0:
+            how = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return f"{how}; the kernel's out-of-memory killer has killed processes since it was started"
+        return f"{how}: it lost the connection to the node's process" if code == EXIT_ORPHANED else how
+
+
+class LocalEngine(Engine):
+    """An engine in the node's process (`isolation: none`), for debuggers and as the baseline of benchmarks."""
+
+    def kill(self, cause: str) -> None:
+        self._cause = self._cause or cause
+        self._channel.shutdown()
+
+    def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
+        arguments = messages.Channel(theirs), self._pools, EngineState(self.state.dnns, state)
+        self._thread = threading.Thread(target=engine_main.run_in_thread, args=arguments, name=self.label, daemon=True)
+        self._thread.start()
+
+    def _finish(self) -> str:
+        self._thread.join()  # threads that hang keep the images that they refer to
+        return self._cause or "its thread ended with an error"
 
 
 def oom_kills() -> int:
@@ -221,28 +312,3 @@ def oom_kills() -> int:
 def _kill_group(group: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _cause_of(code: int, output: Sequence[str], killed: str, abort_cause: str, out_of_memory: bool) -> str:
-    """Why a process ended.
-
-    code: its exit code; negative: the signal that killed it. output: the last lines that it wrote. killed: why the
-    node's process killed it, or empty. abort_cause: the cause that it sent before it ended itself, or empty.
-    out_of_memory: whether the kernel's out-of-memory killer has killed a process recently.
-    """
-    if killed and code == -signal.SIGKILL:
-        return killed
-    if abort_cause:
-        return abort_cause
-    if out_of_memory and code == -signal.SIGKILL:
-        return "killed by the kernel's out-of-memory killer"
-    how = f"exited with code {code}"
-    if code < 0:
-        how = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-    if code == EXIT_ORPHANED:
-        return f"{how}: it lost the connection to the node's process"
-    # libtorch writes these lines before it aborts the process.
-    errors = [found for line in output for found in _CUDA_ERROR.findall(line)]
-    if code and errors:
-        return f"{errors[-1].strip()} ({how})"
-    return f"{how}: {output[-1]}" if code > 0 and output else how

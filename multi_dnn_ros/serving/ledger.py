@@ -8,12 +8,13 @@ once. So for each DNN and camera: offered = published + dropped + pending.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ SWITCHED_OFF_MESSAGE = "switched off (parameter enable)"
 #: Number of service times from which the shortest is taken as the expected one, and the share of it that is expected: a
 #: DNN that becomes idle before its next image is decoded has to wait.
 _SERVICES, _SERVICE_SHARE = 16, 0.875
+#: Of frames; unique in this process, because a late answer to one ledger must not be one to the next.
+_NUMBERS = itertools.count(1)
+
+Server = TypeVar("Server")
 
 
 class Buffer(Protocol):
@@ -38,28 +43,6 @@ class Buffer(Protocol):
     def output(self, dnn: str) -> npt.NDArray[np.uint8]: ...
 
     def release(self) -> None: ...
-
-
-class RateLimit:
-    """Limits events to a rate. Not thread-safe. rate_hz: more than 0.
-
-    The time at which the next event is due advances by whole periods, so neither the tolerance nor the phase of the
-    events changes the mean rate: at most ``1 + (T + 1.25 P) / P`` events are accepted within any time T, P being the
-    period. After a pause the sequence starts again, without a burst.
-    """
-
-    def __init__(self, rate_hz: float) -> None:
-        self._period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
-        self._due_ns: int | None = None
-
-    def accept(self, now_ns: int) -> bool:
-        """Whether an event at this time is accepted. now_ns: monotonic."""
-        if self._due_ns is not None and now_ns < self._due_ns - round(_RATE_TOLERANCE * self._period_ns):
-            return False
-        if self._due_ns is None or now_ns - self._due_ns >= self._period_ns:
-            self._due_ns = now_ns
-        self._due_ns += self._period_ns
-        return True
 
 
 @dataclass
@@ -85,8 +68,8 @@ class _OpenFrame:
     frame: Frame
     buffer: Buffer
     unanswered: set[str]
+    readers: dict[str, object]
     holds: int
-    readers: dict[str, object] = field(default_factory=dict)
 
 
 class _Stream:
@@ -96,25 +79,31 @@ class _Stream:
 
     def __init__(self, window_ns: int) -> None:
         self.recorder = DnnCameraRecorder(window_ns)
-        self.limit: RateLimit | None = None
+        self.due_ns: int | None = None  # of the next image, under max_rate_hz
         self.open: dict[int, int] = {}
         self.results: dict[int, tuple[_OpenFrame, Result, object]] = {}
         self.delivering = False
         self.finished_ns = 0
         self.services_ns: deque[int] = deque(maxlen=_SERVICES)
 
-
-def _ignore(*_: Any) -> None:
-    pass
+    def is_due(self, now_ns: int, rate_hz: float) -> bool:
+        """Whether an image at this time is accepted. The time at which the next one is due advances by whole periods,
+        so that neither the tolerance nor the phase of the images changes the mean rate.
+        """
+        period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
+        if self.due_ns is not None and now_ns < self.due_ns - round(_RATE_TOLERANCE * period_ns):
+            return False
+        if self.due_ns is None or now_ns - self.due_ns >= period_ns:
+            self.due_ns = now_ns
+        self.due_ns += period_ns
+        return True
 
 
 class Ledger:
     """Thread-safe, with one lock. Callbacks run in the thread that reports the event, without the lock.
 
     dnns: by name. clock: nanoseconds, monotonic. window_ns: window of percentiles and rates. on_answered: called with
-    the camera after each answer to one of its frames. on_taken_over: called with the name of a DNN when its first
-    result from another engine than before follows, and the ms since its previous result (None: there is none). Both
-    must neither block nor raise.
+    the camera after each answer to one of its frames; must neither block nor raise.
     """
 
     def __init__(
@@ -123,31 +112,26 @@ class Ledger:
         callbacks: Callbacks,
         clock: Callable[[], int] = time.monotonic_ns,
         window_ns: int = 10_000_000_000,
-        on_answered: Callable[[str], None] = _ignore,
+        on_answered: Callable[[str], None] = lambda camera: None,
     ) -> None:
-        self.dnns = tuple(dnns)
-        self.on_taken_over: Callable[[str, float | None], None] = _ignore
         self._settings = dict(dnns)
         self._callbacks = callbacks
         self._clock = clock
         self._on_answered = on_answered
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self._settled = threading.Condition(self._lock)
-        self._last_number = 0
         self._frames: dict[int, _OpenFrame] = {}
         self._pending = 0  # answers that are missing or whose callback is running
         self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
-        self._last_results: dict[str, tuple[object, int]] = {}  # by DNN, engine and time of its last result
+        self._last_results_ns: dict[str, int] = {}  # by DNN
+        self._servers: dict[str, tuple[object, float | None]] = {}  # see server()
         self._streams = {(dnn, camera): _Stream(window_ns) for dnn, it in dnns.items() for camera in it.cameras}
-        self._by_camera: dict[str, tuple[str, ...]] = {}
-        for dnn, camera in self._streams:
-            self._by_camera[camera] = (*self._by_camera.get(camera, ()), dnn)
 
     # -- images before they are handed to an engine
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
         """The DNNs that process the images of the camera."""
-        return self._by_camera.get(camera, ())
+        return tuple(dnn for dnn, settings in self._settings.items() if camera in settings.cameras)
 
     def arrived(self, frame: Frame, also_for: Iterable[str] = ()) -> tuple[str, ...]:
         """An image arrived: count it as offered to every DNN of its camera. Returns the DNNs that it is for.
@@ -159,16 +143,13 @@ class Ledger:
             for dnn in self.dnns_of(frame.camera):
                 settings, stream = self._settings[dnn], self._streams[dnn, frame.camera]
                 stream.recorder.offered += 1
+                rate_hz = settings.max_rate_hz
                 if not settings.enabled:
                     refused.append(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
-                    continue
-                if settings.max_rate_hz and stream.limit is None:
-                    stream.limit = RateLimit(settings.max_rate_hz)
-                if stream.limit is None or stream.limit.accept(frame.received_ns) or dnn in also_for:
+                elif not rate_hz or stream.is_due(frame.received_ns, rate_hz) or dnn in also_for:
                     found.append(dnn)
                 else:
-                    text = f"max_rate_hz is {settings.max_rate_hz:g}"
-                    refused.append(Drop(dnn, frame, DropReason.RATE_LIMITED, text))
+                    refused.append(Drop(dnn, frame, DropReason.RATE_LIMITED, f"max_rate_hz is {rate_hz:g}"))
         for drop in refused:
             self._count_drop(drop)
         return tuple(found)
@@ -185,48 +166,53 @@ class Ledger:
         for dnn in dnns:
             with self._lock:
                 disabled = self._disabled_reason(dnn)
+            drop = Drop(dnn, frame, reason, message)
             if not self._settings[dnn].enabled:
-                self._count_drop(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
+                drop = Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE)
             elif disabled is not None and reason is not DropReason.BAD_IMAGE:
-                self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
-            else:
-                self._count_drop(Drop(dnn, frame, reason, message))
+                drop = Drop(dnn, frame, DropReason.DISABLED, disabled)
+            self._count_drop(drop)
 
-    def next_start_ns(self, dnn: str, camera: str) -> int | None:
-        """When the DNN is expected to be done with the oldest frame of the camera that it has; None: it has none, or
-        the time of its frames is not known yet.
+    def next_start_ns(self, camera: str, dnns: Iterable[str]) -> int:
+        """When the first of the DNNs is expected to be done with the oldest frame of the camera that it has; 0: one has
+        none, or the time of its frames is not known yet.
         """
+        starts = []
         with self._lock:
-            stream = self._streams[dnn, camera]
-            handed_ns = next((at for number, at in stream.open.items() if number not in stream.results), None)
-            if handed_ns is None or not stream.services_ns:
-                return None
-            return max(handed_ns, stream.finished_ns) + int(_SERVICE_SHARE * min(stream.services_ns))
+            for dnn in dnns:
+                stream = self._streams[dnn, camera]
+                handed_ns = next((at for number, at in stream.open.items() if number not in stream.results), None)
+                if handed_ns is None or not stream.services_ns:
+                    return 0
+                starts.append(max(handed_ns, stream.finished_ns) + int(_SERVICE_SHARE * min(stream.services_ns)))
+        return min(starts, default=0)
 
     # -- frames that are handed to an engine
 
-    def open(self, frame: Frame, buffer: Buffer, dnns: Iterable[str]) -> int:
-        """An image is in `buffer`, for at least one DNN. Returns its number. The buffer is released when each of them
-        has answered and no engine reads it.
-        """
-        unanswered = set(dnns)
-        with self._lock:
-            self._last_number += 1
-            self._frames[self._last_number] = _OpenFrame(frame, buffer, unanswered, len(unanswered))
-            self._pending += len(unanswered)
-            now_ns = self._clock()
-            for dnn in unanswered:
-                self._streams[dnn, frame.camera].open[self._last_number] = now_ns
-            return self._last_number
+    def open(
+        self, frame: Frame, buffer: Buffer, dnns: Collection[str], route: Callable[[str], Server | None]
+    ) -> tuple[int, dict[Server | None, list[str]]]:
+        """An image is in `buffer`, for at least one DNN. Returns its number, and the DNNs by the engine to send it to.
 
-    def hand_over(self, number: int, dnns: Iterable[str], engine: object) -> None:
-        """The frame is about to be sent to this engine for these DNNs."""
+        route: the engine of a DNN; None: it has none, and its answer must follow. Called with the lock: an engine that
+        was routed to before is known to :meth:`is_reading`. The buffer is released when each DNN has answered and no
+        engine reads it.
+        """
+        number, now_ns = next(_NUMBERS), self._clock()
+        engines: dict[Server | None, list[str]] = {}
         with self._lock:
-            entry = self._frames.get(number)
-            if entry is not None:
-                for dnn in dnns:
-                    entry.readers[dnn] = engine
-                    entry.holds += 1
+            for dnn in dnns:
+                engines.setdefault(route(dnn), []).append(dnn)
+                self._streams[dnn, frame.camera].open[number] = now_ns
+            readers: dict[str, object] = {dnn: it for it, served in engines.items() if it is not None for dnn in served}
+            self._frames[number] = _OpenFrame(frame, buffer, set(dnns), readers, len(dnns) + len(readers))
+            self._pending += len(dnns)
+        return number, engines
+
+    def is_reading(self, engine: object) -> bool:
+        """Whether the engine has a frame that it has not answered."""
+        with self._lock:
+            return any(reader is engine for entry in self._frames.values() for reader in entry.readers.values())
 
     def buffer(self, number: int, dnn: str, engine: object) -> Buffer | None:
         """The buffer of a frame; None if this engine has no such frame of the DNN."""
@@ -240,15 +226,15 @@ class Ledger:
         """
         with self._lock:
             entry = self._answer(number, dnn, engine)
-            if entry is not None:
-                stream = self._streams[dnn, entry.frame.camera]
-                stream.results[number] = entry, Result(dnn, entry.frame, output, timing), engine
-                begin_ns = max(stream.finished_ns, stream.open[number])
-                stream.services_ns.append(max(0, timing.finished_ns - begin_ns))
-                stream.finished_ns = max(stream.finished_ns, timing.finished_ns)
-        if entry is not None:
-            self._on_answered(entry.frame.camera)
-            self._deliver(stream)
+            if entry is None:
+                return
+            stream = self._streams[dnn, entry.frame.camera]
+            stream.results[number] = entry, Result(dnn, entry.frame, output, timing), engine
+            begin_ns = max(stream.finished_ns, stream.open[number])
+            stream.services_ns.append(max(0, timing.finished_ns - begin_ns))
+            stream.finished_ns = max(stream.finished_ns, timing.finished_ns)
+        self._on_answered(entry.frame.camera)
+        self._deliver(stream)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str, engine: object = None) -> None:
         """A DNN dropped the frame; ignored if the DNN has answered it. engine: does not use the buffer any more; None:
@@ -261,33 +247,25 @@ class Ledger:
             stream = self._streams[dnn, entry.frame.camera]
             del stream.open[number]
         self._count_drop(Drop(dnn, entry.frame, reason, message))
-        self._release(number, entry)
+        self._finish(number, entry)
         self._on_answered(entry.frame.camera)
         self._deliver(stream)
 
     def engine_lost(self, engine: object, message: str) -> None:
         """Drop the frames that an engine has not answered, which it may still read."""
-        with self._lock:
-            missing = [(number, dnn) for number, entry in self._frames.items()
-                       for dnn in entry.unanswered if entry.readers.get(dnn) is engine]  # fmt: skip
-        for number, dnn in missing:
-            self.drop(number, dnn, DropReason.ENGINE_LOST, message)
+        self._drop_unanswered(DropReason.ENGINE_LOST, message, lambda reader: reader is engine)
 
     def engine_ended(self, engine: object, message: str) -> None:
         """Likewise, when the engine has ended and reads nothing any more."""
         self.engine_lost(engine, message)
         with self._lock:
-            frames = list(self._frames.items())
-            read = [(number, dnn) for number, it in frames for dnn, reader in it.readers.items() if reader is engine]
-            for number, dnn in read:
-                self._stop_reading(number, self._frames[number], dnn)
+            for number, entry in list(self._frames.items()):
+                for dnn in [dnn for dnn, reader in entry.readers.items() if reader is engine]:
+                    self._stop_reading(number, entry, dnn)
 
     def drop_unanswered(self, reason: DropReason, message: str) -> None:
         """Drop every frame that is not answered, because nothing is served any more."""
-        with self._lock:
-            missing = [(number, dnn) for number, entry in self._frames.items() for dnn in entry.unanswered]
-        for number, dnn in missing:
-            self.drop(number, dnn, reason, message)
+        self._drop_unanswered(reason, message, lambda reader: True)
 
     def failure(self, failure: Failure) -> None:
         """A DNN failed: frames were lost because of an error of the DNN."""
@@ -297,10 +275,11 @@ class Ledger:
                 self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
         call_and_log_errors(self._callbacks.on_failure, failure)
 
-    def enabled(self, dnn: str) -> None:
-        """A disabled DNN accepts frames again."""
+    def enable(self, dnns: Iterable[str]) -> None:
+        """Disabled DNNs accept frames again."""
         with self._lock:
-            self._disabled.pop(dnn, None)
+            for dnn in dnns:
+                self._disabled.pop(dnn, None)
 
     # -- settings and figures
 
@@ -310,7 +289,7 @@ class Ledger:
             for name, value in values.items():
                 setattr(self._settings[dnn], name, value)
             for camera in self._settings[dnn].cameras:
-                self._streams[dnn, camera].limit = None
+                self._streams[dnn, camera].due_ns = None
 
     def switched_off(self) -> list[str]:
         """The DNNs whose parameter `enable` is false."""
@@ -321,15 +300,21 @@ class Ledger:
         now_ns = self._clock()
         with self._lock:
             recorders = {pair: stream.recorder.copy() for pair, stream in self._streams.items()}
-            disabled = {dnn: reason for dnn in self.dnns if (reason := self._disabled_reason(dnn)) is not None}
+            disabled = {dnn: reason for dnn in self._settings if (reason := self._disabled_reason(dnn)) is not None}
         return Statistics({pair: recorder.snapshot(now_ns) for pair, recorder in recorders.items()}, disabled)
+
+    def server(self, dnn: str) -> tuple[object, float | None]:
+        """The engine of the latest result of a DNN, and the ms between its first result and the one before it, which
+        was of another engine; None: there is none.
+        """
+        return self._servers.get(dnn, (None, None))
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every frame is answered and every callback has returned; False on timeout."""
         with self._lock:
             return self._settled.wait_for(lambda: not self._pending, timeout_s)
 
-    # -- internal; those that take an entry of the ledger from it are called with the lock
+    # -- internal; those that get or return an entry are called with the lock
 
     def _disabled_reason(self, dnn: str) -> str | None:
         """None: the DNN is enabled, or due for a retry."""
@@ -338,6 +323,13 @@ class Ledger:
             del self._disabled[dnn]
             return None
         return reason
+
+    def _drop_unanswered(self, reason: DropReason, message: str, of: Callable[[object], bool]) -> None:
+        with self._lock:
+            frames = self._frames.items()
+            missing = [(number, dnn) for number, it in frames for dnn in it.unanswered if of(it.readers.get(dnn))]
+        for number, dnn in missing:
+            self.drop(number, dnn, reason, message)
 
     def _answer(self, number: int, dnn: str, engine: object) -> _OpenFrame | None:
         """Note the answer to a frame. None: it is answered already. engine: reads the buffer no longer."""
@@ -360,8 +352,8 @@ class Ledger:
             del self._frames[number]
             entry.buffer.release()
 
-    def _release(self, number: int, entry: _OpenFrame) -> None:
-        """The callback for an answer has returned."""
+    def _finish(self, number: int, entry: _OpenFrame) -> None:
+        """The callback for an answer has returned; called without the lock."""
         with self._lock:
             self._pending -= 1
             self._let_go(number, entry)
@@ -387,26 +379,21 @@ class Ledger:
                 self._count_result(stream, result, engine)
             with self._lock:
                 stream.delivering = False
-            self._release(number, entry)
+            self._finish(number, entry)
 
     def _waits(self, stream: _Stream, number: int) -> bool:
         """Whether another engine may still answer an earlier frame. The answers of one engine are in order."""
         _, result, engine = stream.results[number]
-        for earlier in stream.open:
-            if earlier >= number:
-                break
-            if earlier not in stream.results and self._frames[earlier].readers.get(result.dnn) is not engine:
-                return True
-        return False
+        earlier = (it for it in stream.open if it < number and it not in stream.results)
+        return any(self._frames[it].readers.get(result.dnn) is not engine for it in earlier)
 
     def _count_result(self, stream: _Stream, result: Result, engine: object) -> None:
-        now_ns = self._clock()
+        now_ns, dnn = self._clock(), result.dnn
         with self._lock:
-            stream.recorder.record_published(result.timing, now_ns, self._settings[result.dnn].deadline_ns)
-            previous, last_ns = self._last_results.get(result.dnn, (None, None))
-            self._last_results[result.dnn] = engine, now_ns
-        if previous is not engine:
-            self.on_taken_over(result.dnn, None if last_ns is None else (now_ns - last_ns) / 1e6)
+            stream.recorder.record_published(result.timing, now_ns, self._settings[dnn].deadline_ns)
+            last_ns, self._last_results_ns[dnn] = self._last_results_ns.get(dnn), now_ns
+            if self.server(dnn)[0] is not engine:
+                self._servers[dnn] = engine, None if last_ns is None else (now_ns - last_ns) / 1e6
 
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:

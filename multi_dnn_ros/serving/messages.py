@@ -1,62 +1,57 @@
-"""The messages between the node's process and an engine, and the channel that carries them between processes.
+"""The messages between the node's process and an engine, and the channel that carries them.
 
-Images and large results are passed in shared memory instead (:mod:`multi_dnn_ros.serving.slots`). The messages that are
-sent for each frame are named tuples: they are unpickled in two thirds of the time of a dataclass.
+To an engine: FindDevices, Configure, Offer, Update. From an engine: Ready, Progress, DevicesFound, EngineDescription
+(it is configured), Refused, FrameResult, FrameDropped, Failure, log records, Aborting; at last the node's side of it
+adds Ended. Images and large results are passed in shared memory (:mod:`multi_dnn_ros.serving.slots`).
+
+Named tuples, because unpickling them takes two thirds of the time of a dataclass.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import struct
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.descriptions import Build, EngineDescription, Progress
+from multi_dnn_ros.serving.descriptions import Build
 from multi_dnn_ros.serving.slots import SlotLayout
 from multi_dnn_ros.settings.schema import NodeConfig
-
-#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.common.processes.
-EXIT_ERROR = 70  # an error in its own code
-EXIT_DEVICE_FAILED = 71  # a fault of the GPU
 
 # -- to an engine
 
 
-@dataclass(frozen=True)
-class Begin:
-    """The first message to an engine process.
-
-    dnns: columns of its state. state: file descriptor of the memory for it. pools: layout of the slots of each camera,
-    and the descriptor of their memory. modules: what the process imports before it is ready. log_level: minimum level
-    of the log records that it sends, as in :mod:`logging`.
+class Begin(NamedTuple):
+    """The first message to an engine process. dnns: columns of its state, which is in the memory with the descriptor
+    `state`. pools: layout of each camera's slots and the descriptor of their memory. modules: what the process imports
+    before it is ready. log_level: minimum level of the log records that it sends.
     """
 
     dnns: tuple[str, ...]
     state: int
     pools: tuple[tuple[SlotLayout, int], ...]
-    modules: tuple[str, ...] = ()
-    log_level: int = 30
+    modules: tuple[str, ...]
+    log_level: int
 
 
-@dataclass(frozen=True)
-class FindDevices:
-    """Find the device of every DNN of `config`; answered by Progressed, then DevicesFound or Refused."""
+class FindDevices(NamedTuple):
+    """Find the device of every DNN of `config`; answered by DevicesFound or Refused."""
 
     config: NodeConfig
     build: Build
 
 
-@dataclass(frozen=True)
-class Configure:
-    """Configure the DNNs `dnns` of `config`; answered by Progressed, then Configured or Refused.
+class Configure(NamedTuple):
+    """Configure the DNNs `dnns` of `config` and serve; answered by Progress, then EngineDescription or Refused.
 
     in_background: at low CPU priority and without measuring the capacity, because other engines are serving.
     """
@@ -65,13 +60,6 @@ class Configure:
     dnns: tuple[str, ...]
     build: Build
     in_background: bool = False
-
-
-@dataclass(frozen=True)
-class Start:
-    """Begin to serve. runtime: by DNN, its runtime parameters by name."""
-
-    runtime: Mapping[str, Mapping[str, Any]]
 
 
 class Offer(NamedTuple):
@@ -94,53 +82,27 @@ class Offer(NamedTuple):
     jpeg_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Update:
-    """A runtime parameter has changed."""
+class Update(NamedTuple):
+    """Runtime parameters of a DNN have new values; by name without `dnn.<dnn>.`."""
 
     dnn: str
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Finish the frames that are waiting or in progress; answered by Stopped."""
-
-    timeout_s: float
+    values: Mapping[str, Any]
 
 
 # -- from an engine
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Imports are done; the engine accepts FindDevices and Configure."""
+class Ready(NamedTuple):
+    """Its imports are done."""
 
 
-@dataclass(frozen=True)
-class DevicesFound:
-    """devices: names by DNN."""
+class DevicesFound(NamedTuple):
+    """Device names by DNN."""
 
     devices: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Progressed:
-    """FindDevices or Configure has made progress."""
-
-    progress: Progress
-
-
-@dataclass(frozen=True)
-class Configured:
-    """Configuring is complete."""
-
-    description: EngineDescription
-
-
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """FindDevices or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
 
     text: str
@@ -166,52 +128,16 @@ class FrameDropped(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A DNN lost frames because of its own error."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class Logged:
-    """A log record. level: as in :mod:`logging`."""
-
-    level: int
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """Sent about once a second. memory: bytes, by name. ended_threads: names of threads that ended with an error."""
-
-    memory: Mapping[str, int]
-    ended_threads: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The engine no longer serves. hanging: names of threads that did not end in time."""
-
-    hanging: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Aborting:
-    """The engine cannot continue (a CUDA fault, an internal error) and ends itself. cause: a phrase for messages."""
+class Aborting(NamedTuple):
+    """The engine cannot continue (a CUDA fault, an internal error). cause: a phrase for messages."""
 
     cause: str
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The last message: the engine has ended. cause: a phrase for messages. output_tail: the last lines that its
-    process wrote to stdout and stderr.
-    """
+class Ended(NamedTuple):
+    """The last message: the engine has ended. cause: a phrase for messages."""
 
     cause: str
-    output_tail: str = ""
 
 
 # -- results in shared memory
@@ -253,50 +179,49 @@ def unpack(result: FrameResult, space: npt.NDArray[np.uint8]) -> Any:
 
 # -- transport
 
-_BUFFER_BYTES = 65_536
-_LENGTH = struct.Struct("=I")
+
+class Disconnected(Exception):
+    """The other end of a channel is closed."""
 
 
 class Channel:
-    """One end of a socket pair between two processes with the same version of this package.
+    """One end of a socket pair between the node and an engine; any thread may send, one receives.
 
-    Any thread may send; one thread receives. A message is its length (4 bytes) and its pickle. One system call receives
-    all messages that have arrived.
+    send_timeout_s: of :meth:`send`; 0: none.
     """
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, send_timeout_s: float = 0.0) -> None:
+        seconds, microseconds = divmod(round(send_timeout_s * 1e6), 1_000_000)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
         self._socket = connected
+        self._connection = Connection(os.dup(connected.fileno()))
         self._lock = threading.Lock()
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._begin = self._end = 0  # range of the received bytes not taken yet
 
     def send(self, message: Any) -> None:
-        """Raises ConnectionError if the other end is closed, BlockingIOError after the socket's send timeout."""
+        """Raises Disconnected, BlockingIOError after the timeout, and what pickling raises."""
         data = pickle.dumps(message, protocol=5)
-        with self._lock:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        try:
+            with self._lock:
+                self._connection.send_bytes(data)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise Disconnected from error
 
     def receive(self) -> Any:
-        """Wait for the next message. Raises EOFError or ConnectionError if the other end is closed."""
-        (size,) = _LENGTH.unpack(self._take(_LENGTH.size))
-        return pickle.loads(self._take(size))  # noqa: S301  (sent by our own process)
+        """Wait for the next message. Raises Disconnected, and what unpickling raises."""
+        try:
+            data = self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise Disconnected from error
+        return pickle.loads(data)  # noqa: S301  (sent by our own process)
+
+    def shutdown(self) -> None:
+        """Disconnect both ends; what was sent before is still received."""
+        with suppress(OSError):  # the other end has done so
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Disconnect and free the descriptors; no thread may be receiving."""
+        self._connection.close()
         self._socket.close()
-
-    def _take(self, size: int) -> memoryview:
-        """The next bytes, valid until the next call."""
-        if self._begin + size > len(self._buffer):  # not enough space: move the bytes to a new buffer
-            rest = self._buffer[self._begin : self._end]
-            self._buffer = rest + bytearray(max(_BUFFER_BYTES, size) - len(rest))
-            self._begin, self._end = 0, len(rest)
-        view = memoryview(self._buffer)
-        while self._end - self._begin < size:
-            count = self._socket.recv_into(view[self._end :])
-            if not count:
-                raise EOFError("the other end of the channel is closed")
-            self._end += count
-        begin, self._begin = self._begin, self._begin + size
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        return view[begin : begin + size]

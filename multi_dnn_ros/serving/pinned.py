@@ -27,27 +27,20 @@ class PinnedImages:
 
         If CUDA rejects it, a warning is logged once, and images are copied to pinned memory instead.
         """
-        if not self._usable:
-            return
         address, size = image.ctypes.data, image.nbytes
         registered = self._bytes.get(address, 0)
-        if registered >= size:
+        if not self._usable or registered >= size:
             return
         torch.cuda.set_device(self._device)  # per thread
         runtime = torch.cuda.cudart()
         if registered:  # no upload from this memory is in progress, because it contains a new image
             runtime.cudaHostUnregister(address)
             del self._bytes[address]
-        error = runtime.cudaHostRegister(address, size, 0)
-        if int(error):
+        if int(error := runtime.cudaHostRegister(address, size, 0)):
             self._usable = False
-            log.warning(
-                "cudaHostRegister of %d bytes failed (%s): each image is copied to pinned memory before its upload",
-                size,
-                error,
-            )
-            return
-        self._bytes[address] = size
+            log.warning("cudaHostRegister of %d bytes failed (%s): images are copied before their upload", size, error)
+        else:
+            self._bytes[address] = size
 
     def close(self) -> None:
         """Unregister all memory. No upload may be in progress."""

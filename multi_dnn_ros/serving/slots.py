@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,17 @@ import numpy.typing as npt
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _CHANNELS = 3
+
+
+def create_memory(name: str, size: int) -> int:
+    """File descriptor of `size` bytes of new shared memory, all zeros; the caller closes it. Raises OSError."""
+    fd = os.memfd_create(f"multi_dnn_ros/{name}", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 @dataclass(frozen=True)
@@ -47,107 +59,83 @@ class SlotLayout:
     def slot_bytes(self) -> int:
         return self.image_bytes + len(self.outputs) * self.output_bytes
 
-    @property
-    def total_bytes(self) -> int:
-        return self.count * self.slot_bytes
-
 
 class SlotMemory:
     """The slots of one camera, mapped into this process. fd: the memfd; the caller closes it."""
 
     def __init__(self, layout: SlotLayout, fd: int) -> None:
         self.layout = layout
-        self._bytes = np.frombuffer(mmap.mmap(fd, layout.total_bytes), dtype=np.uint8)
-
-    def image(self, slot: int, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """View of the image in a slot, (H, W, 3) uint8. Raises ValueError if it is larger than the slot."""
-        size = _CHANNELS * height * width
-        if size > self.layout.image_bytes:
-            raise ValueError(
-                f"an image of {width} x {height} pixels does not fit into a slot of {self.layout.max_pixels} pixels"
-            )
-        begin = slot * self.layout.slot_bytes
-        return self._bytes[begin : begin + size].reshape(height, width, _CHANNELS)
-
-    def file(self, slot: int, size: int) -> npt.NDArray[np.uint8]:
-        """View of the JPEG file of `size` bytes in a slot, (bytes,) uint8; it has the place of the image. Raises
-        ValueError if it is larger than the slot.
-        """
-        if size > self.layout.image_bytes:
-            raise ValueError(f"a file of {size} bytes does not fit into a slot of {self.layout.image_bytes} bytes")
-        begin = slot * self.layout.slot_bytes
-        return self._bytes[begin : begin + size]
-
-    def output(self, slot: int, dnn: str) -> npt.NDArray[np.uint8]:
-        """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
-        layout = self.layout
-        if dnn not in layout.outputs:
-            return self._bytes[:0]
-        begin = slot * layout.slot_bytes + layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes
-        return self._bytes[begin : begin + layout.output_bytes]
+        self.bytes = np.frombuffer(mmap.mmap(fd, layout.count * layout.slot_bytes), dtype=np.uint8)
 
     def close(self) -> None:
-        """Free the memory, and the descriptor that mmap keeps, with the last view of it. `image` raises from now on."""
-        self._bytes = np.empty(0, dtype=np.uint8)
+        """Free the memory, and the descriptor that mmap keeps, with the last view of it. A slot's `image` raises."""
+        self.bytes = np.empty(0, dtype=np.uint8)
 
 
 class Slot:
-    """A slot in use, until it is released."""
+    """A slot of `memory`. on_release: called by :meth:`release`, which must be called once, when nobody reads it."""
 
-    def __init__(self, pool: SlotPool, index: int) -> None:
-        self._pool = pool
+    def __init__(self, memory: SlotMemory, index: int, on_release: Callable[[int], None] = lambda index: None) -> None:
         self.index = index
+        self._memory = memory
+        self._layout = memory.layout
+        self._on_release = on_release
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """See :meth:`SlotMemory.image`."""
-        return self._pool.memory.image(self.index, height, width)
+        """View of the image, (H, W, 3) uint8. Raises ValueError if it is larger than the slot."""
+        size = _CHANNELS * height * width
+        if size > self._layout.image_bytes:
+            pixels = self._layout.max_pixels
+            raise ValueError(f"an image of {width} x {height} pixels does not fit into a slot of {pixels} pixels")
+        return self._view(0, size).reshape(height, width, _CHANNELS)
 
     def file(self, size: int) -> npt.NDArray[np.uint8] | None:
-        """See :meth:`SlotMemory.file`; None if the file is larger than the slot."""
-        if size > self._pool.memory.layout.image_bytes:
-            return None
-        return self._pool.memory.file(self.index, size)
+        """View of a JPEG file of `size` bytes in the place of the image, (bytes,) uint8; None if it does not fit."""
+        return self._view(0, size) if size <= self._layout.image_bytes else None
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
-        """See :meth:`SlotMemory.output`."""
-        return self._pool.memory.output(self.index, dnn)
+        """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
+        layout = self._layout
+        if dnn not in layout.outputs:
+            return self._view(0, 0)
+        return self._view(layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes, layout.output_bytes)
 
     def release(self) -> None:
-        """Free the slot; to be called once, when no process reads it any more."""
-        with self._pool.lock:
-            self._pool.free.append(self.index)
-            self._pool.changed.notify()
+        self._on_release(self.index)
+
+    def _view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        begin = self.index * self._layout.slot_bytes + offset
+        return self._memory.bytes[begin : begin + size]
 
 
-class SlotPool:
-    """The slots of one camera in the node's process, which assigns them; thread-safe."""
+class SlotPool(SlotMemory):
+    """The slots of one camera in the node's process, which assigns them; thread-safe. Raises OSError."""
 
     def __init__(self, layout: SlotLayout) -> None:
         # Memory is taken when a page is first written, not here.
-        self.fd = os.memfd_create(f"multi_dnn_ros/{layout.camera}", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.fd, layout.total_bytes)
-            self.memory = SlotMemory(layout, self.fd)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self.free = list(range(layout.count))
-        self.lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
-        self.changed = threading.Condition(self.lock)
+        self.fd = create_memory(layout.camera, layout.count * layout.slot_bytes)
+        super().__init__(layout, self.fd)
+        self._free = list(range(layout.count))
+        self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
+        self._changed = threading.Condition(self._lock)
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
         """A free slot, which the caller releases; None on timeout."""
-        with self.lock:
-            if not self.free and not self.changed.wait_for(lambda: self.free, timeout_s):
+        with self._lock:
+            if not self._free and not self._changed.wait_for(lambda: self._free, timeout_s):
                 return None
-            return Slot(self, self.free.pop())
+            return Slot(self, self._free.pop(), self._give_back)
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed with the last view of it. `image` raises from now on."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            self.memory.close()
+            super().close()
+
+    def _give_back(self, index: int) -> None:
+        with self._lock:
+            self._free.append(index)
+            self._changed.notify()
 
 
 def slots_needed(dnns: int) -> int:

@@ -1,132 +1,86 @@
-"""A model swap: the settings of DNNs change while they are served (docs/isolation.md).
+"""A model swap: engines with other settings of DNNs are prepared while the previous ones serve (docs/isolation.md).
 
-Engines with the new settings are prepared while the previous ones serve. When they are ready, the caller commits the
-swap, and they take over between two frames.
+When they are ready, the caller commits the swap, and they take over between two frames.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 
 from multi_dnn_ros.serving.descriptions import DnnDescription, Progress
-from multi_dnn_ros.serving.groups import Group
-from multi_dnn_ros.serving.supervised_engine import Phase, SupervisedEngine
+from multi_dnn_ros.serving.engine_process import Engine, Phase
+from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
 
 
-class SwapPhase(Enum):
-    """State of a swap that was neither committed nor cancelled."""
-
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class SwapState:
-    """failure: why the swap has failed. progress: of the preparation; None: unknown. dnns: once prepared, the
-    descriptions of the DNNs with the new settings.
-    """
-
-    phase: SwapPhase
-    failure: str = ""
-    progress: Progress | None = None
-    dnns: Mapping[str, DnnDescription] = field(default_factory=dict)
-
-
 class Swap:
-    """:meth:`state`, :meth:`commit` and :meth:`cancel` may be called in any thread; the supervisor calls the others.
+    """Its state may be read, and :meth:`commit` and :meth:`cancel` called, in any thread; the supervisor does the rest.
 
-    lock: of the supervisor, whose methods kill and adopt are. configs: by device, the new settings. notify: called in
-    any thread when the state may have changed; must neither block nor use the swap. engines: each group, its DNNs when
-    the swap began, and the engine prepared for it. gaps_ms: after the commit, by DNN: time between its last result
-    with the previous settings and the first one with the new ones.
+    configs: by device, the new settings. notify: called in any thread when the state has changed; must neither block
+    nor use the swap. lock: of the supervisor, whose methods kill and adopt are.
+
+    failure: why the swap has failed or was cancelled; "": it was not. progress: of the preparation; None: unknown.
+    engines: those being prepared, by their DNNs. gaps_ms: after the commit, by DNN: time between its last result with
+    the previous settings and the first one with the new ones.
     """
 
     def __init__(
         self,
-        lock: threading.RLock,
-        kill: Callable[[SupervisedEngine, str], None],
-        adopt: Callable[[Swap], None],
         configs: Mapping[str, NodeConfig],
         notify: Callable[[], None],
+        lock: threading.RLock,
+        kill: Callable[[Engine, str], None],
+        adopt: Callable[[Swap], None],
     ) -> None:
         self.configs = configs
-        self.engines: list[tuple[Group, tuple[str, ...], SupervisedEngine]] = []
+        self.engines: dict[tuple[str, ...], Engine] = {}
+        self.failure = ""
+        self.progress: Progress | None = None
         self.gaps_ms: dict[str, float] = {}
-        self.is_under_way = True
-        self._lock, self._kill, self._adopt = lock, kill, adopt
-        self._notify = notify
-        self._notified = (False, "")
-        self._failure = ""
-        self._progress: Progress | None = None
-        self._committed: frozenset[str] = frozenset()
+        self._committed = False
+        self._notify, self._lock, self._kill, self._adopt = notify, lock, kill, adopt
+        self._notified: object = None
 
-    def state(self) -> SwapState:
-        """The current state; meaningless after :meth:`commit` or :meth:`cancel`."""
-        with self._lock:
-            if self._failure:
-                return SwapState(SwapPhase.FAILED, self._failure)
-            if not self._is_prepared():
-                return SwapState(SwapPhase.PREPARING, progress=self._progress)
-            descriptions = [engine.description for _, _, engine in self.engines]
-            dnns = {name: dnn for it in descriptions if it is not None for name, dnn in it.dnns.items()}
-            return SwapState(SwapPhase.PREPARED, dnns=dnns)
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was neither committed nor cancelled, and has not failed."""
+        return not self._committed and not self.failure
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it can be committed."""
+        return self.is_under_way and all(engine.phase is Phase.CONFIGURED for engine in self.engines.values())
+
+    def descriptions(self) -> dict[str, DnnDescription]:
+        """The DNNs with the new settings, once prepared."""
+        found = [engine.description for engine in self.engines.values()]
+        return {name: dnn for it in found if it is not None for name, dnn in it.dnns.items()}
 
     def commit(self) -> bool:
         """Let the new settings take over between two frames. False: they are not, or no longer, prepared."""
         with self._lock:
-            if not self._is_prepared():
+            if not self.is_prepared:
                 return False
-            self.is_under_way = False
-            self._committed = frozenset(dnn for _, dnns, _ in self.engines for dnn in dnns)
+            self._committed = True
             self._adopt(self)
             return True
 
     def cancel(self, cause: str) -> None:
         """End the preparation; no effect after the commit."""
         with self._lock:
-            if not self.is_under_way:
-                return
-            self.is_under_way = False
-            self._failure = self._failure or cause
-            for _, _, engine in self.engines:
-                if engine.phase is not Phase.KILLED:
-                    self._kill(engine, cause)
+            if self.is_under_way:
+                self.failure = cause
+                for engine in self.engines.values():
+                    self._kill(engine, "the new settings are not used")
 
-    # -- called by the supervisor
-
-    def fail(self, cause: str) -> None:
-        """The swap cannot be completed."""
-        if self.is_under_way:
-            self._failure = cause
-            self.cancel("the new settings cannot be used")
-            self.check()
-
-    def engine_lost(self, engine: SupervisedEngine, cause: str) -> None:
-        """An engine was lost, perhaps one of this swap."""
-        if any(mine is engine for _, _, mine in self.engines):
-            self.fail(cause)
-
-    def progressed(self, engine: SupervisedEngine, progress: Progress) -> None:
-        """An engine has made progress in configuring."""
-        if any(mine is engine for _, _, mine in self.engines):
-            self._progress = progress
-
-    def taken_over(self, dnn: str, gap_ms: float) -> None:
-        """A DNN has its first result from another engine."""
-        if dnn in self._committed and dnn not in self.gaps_ms:
-            self.gaps_ms[dnn] = gap_ms
+    def check(self, ledger: Ledger | None) -> None:
+        """Called by the supervisor after each event. ledger: while frames arrive."""
+        if self._committed and ledger is not None:
+            for dnn, engine in ((dnn, engine) for dnns, engine in self.engines.items() for dnn in dnns):
+                server, gap_ms = ledger.server(dnn)
+                if server is engine and gap_ms is not None:
+                    self.gaps_ms.setdefault(dnn, gap_ms)
+        if (state := (self.is_prepared, self.failure, len(self.gaps_ms))) != self._notified:
+            self._notified = state
             self._notify()
-
-    def check(self) -> None:
-        """Notify the caller if the state has changed."""
-        if (now := (self._is_prepared(), self._failure)) != self._notified:
-            self._notified = now
-            self._notify()
-
-    def _is_prepared(self) -> bool:
-        return self.is_under_way and all(engine.phase is Phase.CONFIGURED for _, _, engine in self.engines)

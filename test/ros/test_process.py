@@ -92,7 +92,7 @@ def test_a_signal_ends_a_process_that_is_loading_a_local_engine(domain: int) -> 
     code = """
 import os, signal, threading
 from multi_dnn_ros.ros import process
-from multi_dnn_ros.serving.local_engine import LocalEngine
+from multi_dnn_ros.serving.engine_main import EngineProgram
 
 def configure(*arguments):
     import torch
@@ -100,8 +100,8 @@ def configure(*arguments):
     while True:
         torch.autograd.functional.jacobian(lambda v: v * 2, torch.ones(3))
 
-assert callable(LocalEngine._configure)
-LocalEngine._configure = configure
+assert callable(EngineProgram._configure)
+EngineProgram._configure = configure
 raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
 """
     done = subprocess.run(

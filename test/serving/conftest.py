@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engine_rig import Rig
-from fake_pipelines import settings
 
 from multi_dnn_ros.serving import engine_process
 
@@ -17,20 +13,6 @@ from multi_dnn_ros.serving import engine_process
 @pytest.fixture(autouse=True)
 def _separate_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-@pytest.fixture
-def rig() -> Iterator[Callable[..., Rig]]:
-    """Makes engine processes, and ends them."""
-    rigs: list[Rig] = []
-
-    def make(*dnns: str, **parameters: Any) -> Rig:
-        rigs.append(Rig(settings(*dnns, **parameters)))
-        return rigs[-1]
-
-    yield make
-    for one in rigs:
-        one.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,186 +1,101 @@
-"""An engine process, and the operations of a node on it."""
+"""An engine process, its slots and a ledger, and the operations of a node on them."""
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+import queue
+from collections import deque
+from typing import Any
 
 import numpy as np
-import psutil
+from fake_host import Ends
 
-from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.serving import default_build, messages
-from multi_dnn_ros.serving.descriptions import Build
-from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.serving import messages
+from multi_dnn_ros.serving.descriptions import Build, EngineDescription, Progress
+from multi_dnn_ros.serving.engine_process import EngineProcess, Events
+from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
+from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile, size_of
+from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 WAIT_S = 60.0
-Message = TypeVar("Message")
-
-
-def build_after_tracing(config: NodeConfig, progress: Callable[[str], None]) -> Any:
-    """Like the default build, but first reports which further modules of PyTorch tracing a network imports."""
-    import torch
-
-    from multi_dnn_ros.graph.trace import trace
-    from multi_dnn_ros.models.networks import DetectorNet
-
-    before = set(sys.modules)
-    network = DetectorNet(2, (64, 64), channels=(4,) * 5, blocks=(1, 0, 0, 0), neck=4)
-    trace(network.eval(), (torch.zeros(1, 3, 64, 64),), fold_batch_norm=True)
-    more = sorted(name for name in set(sys.modules) - before if name.startswith("torch"))
-    progress(",".join(["tracing", *more]))
-    return default_build.build(config, progress)
 
 
 class Rig:
-    """Starts the process and keeps all its messages. modules: see EngineProcess."""
+    """Starts the process. progress: the texts of its reports. ends: results and drops, as the ledger reports them."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        label: str = "engine test",
-        slots: int = 8,
-        modules: tuple[str, ...] = ("fake_pipelines",),
-    ) -> None:
-        self.config = config
-        self.messages: list[Any] = []
-        self.ends: list[messages.Ended] = []
-        self.changed = threading.Condition()
-        self.numbers = 0
-        self.dnns = tuple(config.dnns)
-        masks = tuple(config.dnns)
+    def __init__(self, config: NodeConfig, modules: tuple[str, ...] = ("fake_pipelines",)) -> None:
+        self.config, self.dnns = config, tuple(config.dnns)
+        self.ends, self.progress = Ends(), deque[str]()
         self.pools = {
-            name: SlotPool(SlotLayout(name, slots, camera.max_pixels, masks)) for name, camera in config.cameras.items()
+            name: SlotPool(SlotLayout(name, 8, camera.max_pixels, self.dnns)) for name, camera in config.cameras.items()
         }
-        self.process = EngineProcess(label, self.dnns, self.pools, self._on_message, modules)
+        self.events: Events = queue.SimpleQueue()
+        self.engine = EngineProcess("engine test", "cpu", self.dnns, self.pools, self.events, modules)
+        settings = {name: DnnSettings(tuple(dnn.cameras or config.cameras)) for name, dnn in config.dnns.items()}
+        self.ledger = self.engine.ledger = Ledger(settings, self.ends.callbacks())
 
-    def _on_message(self, message: Any) -> None:
-        with self.changed:
-            (self.ends if isinstance(message, messages.Ended) else self.messages).append(message)
-            self.changed.notify_all()
+    def event(self, *kinds: type) -> Any:
+        """The next message of one of these kinds, or Ended."""
+        while True:
+            _, message = self.events.get(timeout=WAIT_S)
+            if isinstance(message, Progress):
+                self.progress.append(message.text)
+            if isinstance(message, (*kinds, messages.Ended)):
+                return message
 
-    def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
-        with self.changed:
-            reached = self.changed.wait_for(lambda: condition() or self.ends, timeout_s)
-            value = condition()
-        assert value, f"no {what} within {timeout_s} s; {self.ends or reached}; {self.messages[-5:]}"
-        return value
-
-    def all(self, kind: type[Message]) -> list[Message]:
-        return [message for message in self.messages if isinstance(message, kind)]
-
-    def answer(self, message: Any, kind: type[Message]) -> Message:
-        """Send a message, and wait for the next message of a kind."""
-        before = len(self.all(kind))
-        self.process.send(message)
-        self.until(lambda: len(self.all(kind)) > before, kind.__name__)
-        return self.all(kind)[before]
-
-    def ready(self) -> messages.Ready:
-        self.until(lambda: self.all(messages.Ready), "Ready")
-        return self.all(messages.Ready)[0]
-
-    def configure(self, build: Build | None = None, **arguments: Any) -> Any:
-        """Configure the process. Returns Configured or Refused. build: by default the one of fake_pipelines."""
+    def configure(self, build: Build | None = None, *, in_background: bool = False) -> Any:
+        """The answer: EngineDescription, Refused or Ended. build: by default the one of fake_pipelines."""
         if build is None:
             from fake_pipelines import build  # needs PyTorch
-        self.ready()
-        before = len(self.all(messages.Configured)), len(self.all(messages.Refused))
-        self.process.send(messages.Configure(self.config, self.dnns, build, **arguments))
-        self.until(
-            lambda: (len(self.all(messages.Configured)), len(self.all(messages.Refused))) != before, "Configured"
-        )
-        return [message for message in self.messages if isinstance(message, (messages.Configured, messages.Refused))][
-            -1
-        ]
+        self.engine.send(messages.Configure(self.config, self.dnns, build, in_background))
+        return self.event(EngineDescription, messages.Refused)
 
     def serve(self, build: Build | None = None) -> Rig:
-        configured = self.configure(build)
-        assert isinstance(configured, messages.Configured), configured
-        self.process.send(messages.Start({}))
+        assert isinstance(self.configure(build), EngineDescription)
         return self
 
-    def dnns_of(self, camera: str) -> tuple[str, ...]:
-        return tuple(name for name, dnn in self.config.dnns.items() if not dnn.cameras or camera in dnn.cameras)
+    def offer(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> int:
+        """Offer an image full of `value`. Returns the number of DNNs that answer."""
+        return self.offer_image(np.full((*size, 3), value, np.uint8), camera)
 
-    def offer(
-        self,
-        value: int,
-        camera: str = "front",
-        size: tuple[int, int] = (48, 64),
-        dnns: tuple[str, ...] | None = None,
-    ) -> tuple[int, Slot]:
-        """Offer an image full of `value`; the caller releases the slot. dnns: by default all of the camera."""
-        return self.offer_image(np.full((*size, 3), value, np.uint8), camera, dnns)
-
-    def offer_image(
-        self, image: FrameImage, camera: str = "front", dnns: tuple[str, ...] | None = None
-    ) -> tuple[int, Slot]:
+    def offer_image(self, image: FrameImage, camera: str = "front") -> int:
         """Offer pixels or a JPEG file, as :meth:`offer` does."""
-        dnns = self.dnns_of(camera) if dnns is None else dnns
         slot = self.pools[camera].take(WAIT_S)
         assert slot is not None
-        height, width = size_of(image)
-        jpeg_bytes = 0
+        frame = Frame(camera, 5)
         if isinstance(image, JpegFile):
-            jpeg_bytes = image.data.nbytes
-            image.copy(slot.file(jpeg_bytes))
+            data = slot.file(image.data.nbytes)
+            assert data is not None
+            frame.set_image(image.copy(data), decode_ns=0)
         else:
-            slot.image(height, width)[:] = image
-        self.numbers += 1
-        begin = time.monotonic_ns() - 3_000_000
-        offer = messages.Offer(self.numbers, camera, slot.index, height, width, 5, begin, 2_000_000, dnns, jpeg_bytes)
-        self.process.send(offer)
-        return self.numbers, slot
+            memory = slot.image(*image.shape[:2])
+            memory[:] = image
+            frame.set_image(memory, decode_ns=0)
+        dnns = self.ledger.arrived(frame)
+        number, _ = self.ledger.open(frame, slot, dnns, lambda dnn: self.engine)
+        self.engine.offer(number, frame, slot, dnns)
+        return len(dnns)
 
-    def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> dict[str, Any]:
-        """Offer an image full of `value`. Returns, by DNN, its result or FrameDropped."""
-        return self.outcomes_of(np.full((*size, 3), value, np.uint8), camera)
+    def outcomes(self, image: FrameImage | int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> Any:
+        """Offer an image. Returns, by DNN, its output or Drop."""
+        before = len(self.ends.results), len(self.ends.drops)
+        count = self.offer(image, camera, size) if isinstance(image, int) else self.offer_image(image, camera)
+        self.ends.wait(lambda: len(self.ends.results) + len(self.ends.drops) >= sum(before) + count)
+        found: dict[str, Any] = {result.dnn: result.output for result in self.ends.results[before[0] :]}
+        return found | {drop.dnn: drop for drop in self.ends.drops[before[1] :]}
 
-    def outcomes_of(self, image: FrameImage, camera: str = "front") -> dict[str, Any]:
-        """Likewise for pixels or a JPEG file."""
-        number, slot = self.offer_image(image, camera)
-        found: dict[str, Any] = {}
-
-        def complete() -> bool:
-            for message in self.messages:
-                if isinstance(message, (messages.FrameResult, messages.FrameDropped)) and message.number == number:
-                    found[message.dnn] = message
-            return len(found) == len(self.dnns_of(camera))
-
-        self.until(complete, "answers")
-        results = {
-            dnn: messages.unpack(answer, slot.output(dnn)) if isinstance(answer, messages.FrameResult) else answer
-            for dnn, answer in found.items()
-        }
-        slot.release()
-        return results
-
-    def failures(self) -> list[Failure]:
-        return [message.failure for message in self.all(messages.Failed)]
-
-    def end(self, timeout_s: float = WAIT_S) -> messages.Ended:
+    def end(self) -> messages.Ended:
         """Wait for the end of the process."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.ends, timeout_s), f"alive after {timeout_s} s"
-        return self.ends[0]
+        ended = self.event()
+        self.ledger.engine_ended(self.engine, ended.cause)
+        return ended
 
     def close(self) -> None:
-        self.process.kill("the test is over")
-        self.end()
+        self.engine.kill("the test is over")
+        assert self.engine.wait(WAIT_S)
         for pool in self.pools.values():
             pool.close()
-
-
-def thread_nice(pid: int) -> dict[int, int]:
-    """The nice value of each thread of a process."""
-    return {thread.id: psutil.Process(thread.id).nice() for thread in psutil.Process(pid).threads()}
 
 
 def same(one: Any, other: Any) -> bool:

@@ -63,7 +63,6 @@ class FakeHost:
         self.recipients: list[tuple[str, ...]] = []
         self.on_device: set[str] = set()  # DNNs whose engine decodes JPEG files
         self.file_bytes = 1_000_000  # size of the largest file that fits into a buffer
-        self.fails: Exception | None = None
 
     def serves(self, camera: str) -> bool:
         return self.serving
@@ -78,9 +77,8 @@ class FakeHost:
             self.free -= 1
         return FakeBuffer(self)
 
-    def offer(self, number: int, frame: Frame, buffer: FakeBuffer, dnns: tuple[str, ...]) -> None:
-        if self.fails is not None:
-            raise self.fails
+    def offer(self, ledger: Ledger, frame: Frame, buffer: FakeBuffer, dnns: tuple[str, ...]) -> None:
+        number, _ = ledger.open(frame, buffer, dnns, lambda dnn: None)
         with self.changed:
             self.offered.append((number, frame))
             self.recipients.append(tuple(dnns))

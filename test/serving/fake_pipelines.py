@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 #: First values of images. 0 is normal, because the first run is on a black image.
-RAISE, SLOW, SEGFAULT, GPU_FAULT, TERMINATE, BUSY, HOLD_GIL, NO_MEMORY, MANY = range(1, 10)
+RAISE, SEGFAULT, GPU_FAULT, BUSY, HOLD_GIL, NO_MEMORY, MANY = range(1, 8)
 _kept: list[Any] = []  # sessions, whose threads end with them
 
 
@@ -64,6 +65,15 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     return Pipeline(torch.device("cpu"), 2, tuple(tasks), dnns)
 
 
+def build_with_one_faulty(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Like build, but only the DNN `faulty` executes the fault that an image contains."""
+    pipeline = build(config, progress)
+    tasks = (
+        task if task.name == "faulty" else replace(task, stages=(lambda carried: carried,)) for task in pipeline.tasks
+    )
+    return replace(pipeline, tasks=tuple(tasks))
+
+
 def build_wrong(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Raises an expected error: a wrong parameter."""
     raise ValueError("parameter dnn.object.model is 'nothing'\nand another line")
@@ -94,29 +104,21 @@ def build_ending_slowly(config: NodeConfig, progress: Callable[[str], None]) -> 
     return build(config, progress)
 
 
-def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Logs, prints, and reports the nice value of the configuring thread."""
-    progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
-    logging.getLogger("multi_dnn_ros.test").warning("logged")
-    for number in range(100):
-        print(f"line {number}")
-    print("printed")
-    print("written to stderr", file=sys.stderr)
-    os.write(2, b"." * 25_000)
-    return build(config, progress)
-
-
 def build_with_session(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Prepares a session of ONNX Runtime for three threads, and reports the ids of the threads started meanwhile."""
+    """Logs, prints, and reports the nice value of the configuring thread and the ids of the threads that a session of
+    ONNX Runtime for three threads starts.
+    """
     from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
     from multi_dnn_ros.graph.cut import cut_module
 
+    progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
+    logging.getLogger("multi_dnn_ros.test").warning("logged")
+    print("printed")
     torch.set_num_threads(3)
     before = set(os.listdir("/proc/self/task"))
     image = (torch.zeros(1, 3, 8, 8),)
-    _kept.extend(
-        OnnxRuntime().prepare(cut_module(torch.nn.Conv2d(3, 4, 3).eval(), image, 1), image, torch.device("cpu"))
-    )
+    cut = cut_module(torch.nn.Conv2d(3, 4, 3).eval(), image, 1)
+    _kept.extend(OnnxRuntime().prepare(cut, image, torch.device("cpu")))
     progress(" ".join(["started", *sorted(set(os.listdir("/proc/self/task")) - before)]))
     return build(config, progress)
 
@@ -133,16 +135,10 @@ def _act(carried: tuple) -> tuple:
     value = int(carried[0])
     if value == RAISE:
         raise RuntimeError("this image raises")
-    if value == SLOW:
-        time.sleep(0.2)
     if value == SEGFAULT:
         ctypes.string_at(1)
     if value == GPU_FAULT:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
-    if value == TERMINATE:  # as libtorch does
-        what = "terminate called after throwing an instance of 'c10::AcceleratorError'\n"
-        os.write(2, f"{what}  what():  CUDA error: device-side assert triggered\n".encode())
-        os.abort()
     if value == BUSY:  # without the GIL
         ctypes.CDLL(None).sleep(600)
     if value == HOLD_GIL:  # with the GIL

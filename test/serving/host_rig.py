@@ -13,57 +13,74 @@ from engine_faults import engine_pids
 from host_traffic import HostTraffic
 from waiting import until
 
+from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving.descriptions import Build, EngineStatus, Progress
-from multi_dnn_ros.serving.groups import SupervisionTimes
+from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.schema import NodeConfig
 
-WAIT_S = 60.0
+
+class Traffic(HostTraffic):
+    """published: number of the image and output in the order of publication, by stream. outputs: the latest, by DNN."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.published: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+        self.outputs: dict[str, Any] = {}
+        self.drops: list[Drop] = []
+
+    def _on_result(self, result: Result) -> None:
+        stream = self.published.setdefault((result.dnn, result.frame.camera), [])
+        stream.append((result.frame.context, result.output))
+        self.outputs[result.dnn] = result.output
+        super()._on_result(result)
+
+    def _on_drop(self, drop: Drop) -> None:
+        self.drops.append(drop)
+        super()._on_drop(drop)
 
 
 class HostRig:
-    """The cameras deliver images at rate_hz, full of `values[camera]` (200 unless a test changes it)."""
+    """The cameras deliver images at 30 Hz, full of `values[camera]` (200 unless a test changes it)."""
+
+    traffic_type = Traffic
 
     def __init__(
         self,
         config: NodeConfig,
         build: Build = fake_pipelines.build,
-        rate_hz: float = 30.0,
-        **arguments: Any,
+        restart_s: tuple[float, ...] = Pauses.restart,
+        retry_s: tuple[float, ...] = Pauses.retry,
     ) -> None:
-        times = SupervisionTimes(
-            restart_s=arguments.pop("restart_s", SupervisionTimes.restart_s),
-            retry_s=arguments.pop("retry_s", SupervisionTimes.retry_s),
-        )
         self.config = config
-        self.host = Host(build, times=times, **arguments)
+        self.host = Host(build, Pauses(restart_s, retry_s))
         self.progress: list[Progress] = []
         self.values: dict[str, int] = {}
         self.once: dict[str, int] = {}
         self.description = self.host.configure(config, self.progress.append)
-        self.rates = dict.fromkeys(config.cameras, rate_hz)
         self.traffic = self._new_traffic()
+        self._started = False
 
-    def _new_traffic(self) -> HostTraffic:
-        return HostTraffic(self.host, self.description, self.rates, self._picture, self.config.stop_timeout_s)
+    def _new_traffic(self) -> Any:
+        rates = dict.fromkeys(self.config.cameras, 30.0)
+        return self.traffic_type(self.host, self.description, rates, self._picture, self.config.stop_timeout_s)
 
-    def start(self) -> HostRig:
+    def start(self) -> Any:
+        self._started = True
         self.traffic.start()
         self.wait_results()
         return self
 
-    def restart(self) -> HostRig:
+    def restart(self) -> None:
         """Serve again after a stop."""
         self.traffic = self._new_traffic()
-        return self.start()
+        self.start()
 
     def _picture(self, camera: str, number: int) -> npt.NDArray[np.uint8]:
         value = self.once.pop(camera, self.values.get(camera, 200))
         return np.full((48, 64, 3), value, np.uint8)
 
-    # -- waiting
-
-    def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
+    def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = 60.0) -> Any:
         return until(condition, what, timeout_s, self.host.statuses)
 
     def wait_results(self, *dnns: str, count: int = 3) -> None:
@@ -73,35 +90,18 @@ class HostRig:
         for name in names:
             self.until(lambda name=name: self.traffic.results(name) >= before[name] + count, f"results of {name}")
 
-    # -- queries
+    def status(self) -> EngineStatus:
+        """The status of the first group."""
+        return self.host.statuses()[0]
 
-    def status(self, dnn: str | None = None) -> EngineStatus | None:
-        """The status of the common group, or of a DNN in a separate process."""
-        name = f"engine {self.description.device}" + (f" {dnn}" if dnn else "")
-        return next((one for one in self.host.statuses() if one.name == name), None)
-
-    def pid(self, dnn: str | None = None) -> int:
-        """Id of the process that serves."""
-
-        def current_pid() -> int:
-            status = self.status(dnn)
-            return 0 if status is None or status.values["pid"] == "none" else int(str(status.values["pid"]))
-
-        return int(self.until(current_pid, f"a process for {dnn or 'all'}"))
-
-    def wait_standby(self, state: str) -> int:
-        """Wait until the standby is in this state. Returns the pid of the only other process, or 0."""
-
-        def has_state() -> bool:
-            status = self.status()
-            return status is not None and status.values["standby"] == state
-
-        self.until(has_state, f"standby {state}")
-        others = [pid for pid in engine_pids() if pid != self.pid()]
-        return others[0] if len(others) == 1 else 0
+    def pid(self) -> int:
+        """Id of the process that serves the first group; 0: there is none."""
+        pid = self.status().values["pid"]
+        return 0 if pid == "none" else int(str(pid))
 
     def close(self) -> None:
-        self.traffic.stop()
+        if self._started:
+            self.traffic.stop()
         self.host.close()
         assert not engine_pids(), "engine processes are left"
         assert not self.traffic.discrepancies()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,11 +54,6 @@ def build_on_device(config: NodeConfig, progress: Callable[[str], None]) -> Pipe
     else:
         JPEG_DECODERS["cpu"] = make
     return build(config, progress)
-
-
-def withdraw(file: Path) -> None:
-    """New processes have no decoder from now on."""
-    file.touch()
 
 
 def build_with_sums(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:

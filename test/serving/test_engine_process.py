@@ -1,203 +1,243 @@
-"""An engine process in normal operation, and with wrong settings, inputs and DNNs."""
+"""Engine processes: what they compute and report, how they end, and that nothing is left of them."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fake_pipelines as fake
 import numpy as np
 import psutil
 import pytest
-from engine_rig import Rig, same, thread_nice
+from engine_rig import Rig, same
 from fake_pipelines import settings
+from waiting import runs, until
 
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import default_build, messages
+from multi_dnn_ros.serving import engine_process, messages
+from multi_dnn_ros.serving.engine_process import EngineProcess, oom_kills
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 Make = Callable[..., Rig]
 
 
-@pytest.mark.usefixtures("new_interpreters")
-def test_the_whole_life_of_a_process(rig: Make) -> None:
-    """One process for many checks, because starting one takes seconds."""
-    engine = rig("object", "mask", cameras=("front", "rear"))
-    engine.ready()
-    assert "torchvision" not in Path(f"/proc/{engine.process.pid}/maps").read_text()  # which only other builds need
-    _check_configuring(engine)
-    engine.process.send(messages.Start({"object": {"score_threshold": 0.3}}))
-    _check_results(engine)
-    _check_that_only_requested_dnns_answer(engine)
-    _check_raising_stages(engine)
-    _check_updates(engine)
-    _check_stop_and_start(engine)
-    _check_isolation(engine)
-    engine.process.kill("the engine was closed")
-    end = engine.end()
-    assert end.cause == "the engine was closed"
-    assert engine.process.wait(0)
-    assert not psutil.pid_exists(engine.process.pid)
-    engine.process.send(messages.Start({}))  # no effect
-    engine.process.kill("too late")
-    assert engine.ends == [end]
+@pytest.fixture
+def rig() -> Iterator[Make]:
+    """Makes engine processes, and ends them."""
+    rigs: list[Rig] = []
+
+    def make(*dnns: str, **parameters: Any) -> Rig:
+        rigs.append(Rig(settings(*(dnns or ("object",)), **parameters)))
+        return rigs[-1]
+
+    yield make
+    for one in rigs:
+        one.close()
 
 
-def _check_configuring(engine: Rig) -> None:
-    refused = engine.configure(fake.build_wrong)
-    assert refused == messages.Refused("parameter dnn.object.model is 'nothing'\nand another line", expected=True)
-    refused = engine.configure(fake.build_broken)
-    assert not refused.expected
-    assert "KeyError: 'broken'" in refused.text
-    assert "build_broken" in refused.text
-    description = engine.configure().description
-    assert description.device == "cpu"
-    assert description.dnns["object"].cameras == ("front", "rear")
-    reports = [message.progress for message in engine.all(messages.Progressed)]
-    assert [(progress.ready, progress.total) for progress in reports][:2] == [(1, 2), (2, 2)]
+# -- in normal operation
 
 
-def _check_results(engine: Rig) -> None:
-    for camera, size in (("front", (48, 64)), ("rear", (720, 1280)), ("front", (1, 1))):
-        results = engine.outcomes(200, camera, size)
-        height, width = size
-        expected = Detections(
-            np.array([[0, 0, width, height]], np.float32),
-            np.array([200 / 255], np.float32),
-            np.zeros(1, np.int64),
-            ("thing", "other"),
-        )
-        assert same(results["object"], expected)
-        assert isinstance(results["mask"], Lanes)
-        np.testing.assert_array_equal(results["mask"].mask, np.full(size, 200, np.uint8))
-    answers = {message.dnn: message for message in engine.all(messages.FrameResult) if message.number == 2}
-    assert answers["mask"].large == (720 * 1280,)
-    assert answers["object"].large == ()
-    assert answers["object"].timing.decode_ns == 2_000_000
-    assert answers["object"].timing.arrival_to_result_ns > 3_000_000
+def test_results_of_every_size_and_of_frames_that_raise(rig: Make) -> None:
+    engine = rig("object", "mask", cameras=("front", "rear")).serve()
+    for camera, (height, width) in (("front", (48, 64)), ("rear", (720, 1280)), ("front", (1, 1))):
+        found = engine.outcomes(200, camera, (height, width))
+        box, score = np.array([[0, 0, width, height]], np.float32), np.array([200 / 255], np.float32)
+        assert same(found["object"], Detections(box, score, np.zeros(1, np.int64), ("thing", "other")))
+        assert isinstance(found["mask"], Lanes)
+        np.testing.assert_array_equal(found["mask"].mask, np.full((height, width), 200, np.uint8))
     assert len(engine.outcomes(fake.MANY)["object"]) == 10_000  # too large for the slot
     for _ in range(30):  # more than there are slots
         assert len(engine.outcomes(100)["object"]) == 1
-
-
-def _check_that_only_requested_dnns_answer(engine: Rig) -> None:
-    number, slot = engine.offer(200, dnns=("mask",))
-    engine.until(lambda: any(answer.number == number for answer in engine.all(messages.FrameResult)), "answer")
-    slot.release()
-    assert isinstance(engine.outcomes(200)["object"], Detections)  # it answers in order
-    assert [message.dnn for message in engine.all(messages.FrameResult) if message.number == number] == ["mask"]
-
-
-def _check_raising_stages(engine: Rig) -> None:
     for value, text in ((fake.RAISE, "this image raises"), (fake.NO_MEMORY, "Tried to allocate 20.00 GiB")):
         lost = engine.outcomes(value)["object"]
-        assert isinstance(lost, messages.FrameDropped)
         assert lost.reason is DropReason.DNN_ERROR
         assert text in lost.message
-
-    def failures() -> list[int]:
-        return [failure.consecutive for failure in engine.failures() if failure.dnn == "object"]
-
-    engine.until(lambda: failures() == [1, 2], "failures")  # reported after the frame
+    engine.ends.wait(lambda: [it.consecutive for it in engine.ends.failures if it.dnn == "object"] == [1, 2])
     assert len(engine.outcomes(200)["object"]) == 1
-    assert engine.process.state.running_jobs() == {}
+    assert engine.engine.state.running_jobs() == {}
 
 
-def _check_updates(engine: Rig) -> None:
-    engine.process.send(messages.Update("object", "score_threshold", 0.99))
+def test_parameters_are_updated_and_signals_for_the_node_ignored(rig: Make) -> None:
+    engine = rig().serve()
+    engine.engine.send(messages.Update("object", {"score_threshold": 0.99}))
     assert len(engine.outcomes(200)["object"]) == 0
-    engine.process.send(messages.Update("object", "max_age_ms", 1.0))
-    lost = engine.outcomes(200)["object"]  # arrived 3 ms ago
-    assert lost.reason is DropReason.TOO_OLD
-    engine.process.send(messages.Update("object", "max_age_ms", 0.0))
-    engine.process.send(messages.Update("object", "score_threshold", 0.0))
-
-
-def _check_stop_and_start(engine: Rig) -> None:
-    numbers = [engine.offer(fake.SLOW)[0] for _ in range(2)]
-    stopped = engine.answer(messages.Stop(5.0), messages.Stopped)
-    assert stopped.hanging == ()
-    position = engine.messages.index(stopped)
-    settled = [
-        (message.number, message.dnn)
-        for message in engine.messages[:position]
-        if isinstance(message, (messages.FrameResult, messages.FrameDropped)) and message.number in numbers
-    ]
-    assert sorted(settled) == sorted((number, dnn) for number in numbers for dnn in ("mask", "object"))
-    lost = engine.outcomes(200)["object"]
-    assert lost.reason is DropReason.SHUTDOWN
-    engine.process.send(messages.Start({}))
-    assert len(engine.outcomes(200)["object"]) == 1
-
-
-def _check_isolation(engine: Rig) -> None:
-    """No ROS, no network, signals for the node have no effect; heartbeat and reports continue."""
+    engine.engine.send(messages.Update("object", {"max_age_ms": 1e-6}))
+    assert engine.outcomes(200)["object"].reason is DropReason.TOO_OLD
+    engine.engine.send(messages.Update("object", {"max_age_ms": 0.0, "score_threshold": 0.0}))
     for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(engine.process.pid, number)
+        os.kill(engine.engine.pid, number)
     assert len(engine.outcomes(200)["object"]) == 1
-    process = psutil.Process(engine.process.pid)
-    kinds = {connection.type for connection in process.net_connections(kind="inet")}
-    assert kinds == set()
-    maps = Path(f"/proc/{engine.process.pid}/maps").read_text()
-    assert "cyclonedds" not in maps
-    assert "rclpy" not in maps
-    assert "libtorch" in maps
-    heartbeat = engine.process.state.heartbeat_ns()
-    reports = len(engine.all(messages.Report))
-    engine.until(lambda: len(engine.all(messages.Report)) > reports + 1, "Memory")
-    assert engine.process.state.heartbeat_ns() > heartbeat
-    assert engine.all(messages.Report)[-1].memory["resident memory (bytes)"] > 10**8
-    assert engine.all(messages.Report)[-1].ended_threads == ()
+    process, heartbeat = psutil.Process(engine.engine.pid), engine.engine.state.heartbeat_ns()
+    assert {connection.type for connection in process.net_connections(kind="inet")} == set()
+    assert "rclpy" not in Path(f"/proc/{process.pid}/maps").read_text()
+    assert engine.engine.memory()["resident memory (bytes)"] > 10**8
+    until(lambda: engine.engine.state.heartbeat_ns() > heartbeat, "heartbeats")
 
 
-def test_configuring_in_the_background_at_low_priority_and_its_output(
-    rig: Make, capfd: pytest.CaptureFixture[str]
+def test_configuring_in_the_background_at_low_priority_and_what_it_logs(
+    rig: Make, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = rig("object")
-    assert isinstance(engine.configure(fake.build_talking, in_background=True), messages.Configured)
-    _check_priorities(engine)
-    (logged,) = (message for message in engine.all(messages.Logged) if "logged" in message.text)
-    assert (logged.level, logged.name) == (logging.WARNING, "multi_dnn_ros.test")
-    engine.process.kill("the engine was closed")
-    tail = engine.end().output_tail.splitlines()
-    position = tail.index("printed")
-    assert tail[position + 1] == "written to stderr"
-    assert "".join(tail[position + 2 :]) == "." * 25_000  # a line without an end
-    assert len(tail) == 30
-    assert "[engine test] printed\n" in capfd.readouterr().err
-
-
-def _check_priorities(engine: Rig) -> None:
-    assert "nice 19" in [message.progress.text for message in engine.all(messages.Progressed)]
-    engine.process.send(messages.Start({}))
+    """The threads that run the DNNs after a swap keep the priority: no unprivileged process can raise it again."""
+    engine = rig()
+    engine.configure(fake.build_with_session, in_background=True)
+    assert "nice 19" in engine.progress
+    assert "printed\n" in capfd.readouterr().err
+    until(lambda: "logged" in caplog.messages, "the log record")
+    (record,) = (record for record in caplog.records if record.message == "logged")
+    assert (record.levelno, record.name) == (logging.WARNING, "multi_dnn_ros.test")
+    (started,) = ([int(thread) for thread in text.split()[1:]] for text in engine.progress if text.startswith("start"))
     engine.outcomes(200)
-    nice = thread_nice(engine.process.pid)
-    assert nice.pop(engine.process.pid) == 19  # the main thread, which configures
-    serving = [value for value in nice.values() if value == psutil.Process().nice()]
-    assert len(serving) >= 4  # heartbeat, receive, report, DNN
-
-
-def test_the_threads_of_a_session_prepared_in_the_background_have_the_priority_of_serving(rig: Make) -> None:
-    """They run the DNNs after a model swap, and no unprivileged process can lower a nice value again."""
-    engine = rig("object")
-    assert isinstance(engine.configure(fake.build_with_session, in_background=True), messages.Configured)
-    lines = [message.progress.text.split() for message in engine.all(messages.Progressed)]
-    (started,) = ([int(thread) for thread in words[1:]] for words in lines if words[:1] == ["started"])
-    nice = thread_nice(engine.process.pid)
-    assert nice[engine.process.pid] == 19  # the main thread, which configures
-    serving = psutil.Process().nice()
+    nice, serving = _nice(engine.engine.pid), psutil.Process().nice()
+    assert nice.pop(engine.engine.pid) == 19  # the main thread, which configures
     assert [nice.get(thread) for thread in started].count(serving) == 2  # besides the thread that calls the session
+    assert [*nice.values()].count(serving) >= 5  # heartbeat, receive and DNN, too
 
 
-def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:
-    engine = rig("object")
-    with pytest.raises((AttributeError, TypeError)):
-        engine.process.send(messages.Configure(settings("object"), ("object",), lambda config, progress: None))
+def _nice(pid: int) -> dict[int, int]:
+    """The nice value of each thread of a process."""
+    return {thread.id: psutil.Process(thread.id).nice() for thread in psutil.Process(pid).threads()}
 
 
-def test_the_imports_before_configuring_depend_on_the_build() -> None:
-    assert default_build.modules_of(default_build.build) == default_build.MODULES
-    assert default_build.modules_of(fake.build) == ("fake_pipelines",)
+# -- how it ends
+
+
+def test_a_crash_while_configuring(rig: Make) -> None:
+    engine = rig()
+    end = engine.configure(fake.build_crashing)
+    assert end.cause == "killed by SIGABRT"
+    texts = list(engine.progress)
+    assert texts[0] == "about to crash"  # delivered before the end
+    children = [int(text.split()[1]) for text in texts[1:]]
+    assert children
+    until(lambda: not any(runs(child) for child in children), "end of the children")
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        (fake.SEGFAULT, "killed by SIGSEGV"),
+        (fake.GPU_FAULT, "CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_a_dnn_ends_the_process(rig: Make, value: int, cause: str) -> None:
+    engine = rig().serve()
+    engine.offer(value)
+    assert engine.end().cause == cause
+    assert set(engine.engine.state.running_jobs()) == {"object"}
+    assert [(drop.reason, drop.message) for drop in engine.ends.drops] == [(DropReason.ENGINE_LOST, cause)]
+
+
+def test_native_calls_that_never_return_and_a_process_that_receives_nothing(rig: Make) -> None:
+    engine = rig().serve()
+    state = engine.engine.state
+    engine.offer(fake.BUSY)  # without the GIL: heartbeats continue
+    (job_ns,) = until(lambda: list(state.running_jobs().values()), "the job")
+    until(lambda: state.heartbeat_ns() - job_ns > 5 * 10**8, "heartbeats")
+    engine.engine._channel.shutdown()
+    assert "lost the connection" in engine.end().cause
+    engine = rig().serve()
+    engine.offer(fake.HOLD_GIL)
+    until(lambda: time.monotonic_ns() - engine.engine.state.heartbeat_ns() > 10**9, "missing heartbeats")
+    begin = time.monotonic()
+    while not engine.engine.wait(0.0):
+        engine.engine.send(messages.Update("object", {"priority": 1}))  # never raises
+        assert time.monotonic() - begin < 30.0
+    assert engine.end().cause == "hung: it received no message for 1 s"
+
+
+def test_a_sigkill_by_the_kernel_is_distinguished_from_others(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, other, third = rig(), rig(), rig()
+    os.kill(engine.engine.pid, signal.SIGKILL)
+    assert engine.end().cause == "killed by SIGKILL"
+    third.engine.kill("the engine was closed")
+    third.engine.kill("too late")
+    assert third.end().cause == "the engine was closed"
+    before = oom_kills()
+    monkeypatch.setattr(engine_process, "oom_kills", lambda: before + 1)
+    os.kill(other.engine.pid, signal.SIGKILL)
+    assert "the kernel's out-of-memory killer" in other.end().cause
+
+
+_NODE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from engine_rig import Rig
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.serving import default_build
+config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
+    name: DnnConfig(role=name, model=f"builtin:{name}_small", backend="eager", jobs=1) for name in ("object", "lane")})
+engines = [Rig(config, default_build.MODULES)]
+served = engines[0].serve(default_build.build).outcomes(100, size=(480, 640))
+engines += [Rig(config, ()) for number in (1, 2)]  # they end while they import
+for rig in engines:
+    while not rig.engine.state.heartbeat_ns():
+        time.sleep(0.01)
+print("torch" in sys.modules, *(type(served[name]).__name__ for name in ("lane", "object")),
+      *(rig.engine.pid for rig in engines), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _NODE, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    ) as node:
+        try:
+            assert node.stdout is not None
+            torch, lane, detections, *numbers = node.stdout.readline().split()
+            assert (torch, lane, detections) == ("False", "Lanes", "Detections")
+            pids = [int(number) for number in numbers]
+            os.kill(pids[1], signal.SIGSTOP)  # it cannot notice the end of the node; the kernel kills it
+        finally:
+            node.kill()
+    until(lambda: not any(runs(pid) for pid in pids), "end of the engine processes")
+
+
+def test_nothing_is_left_of_processes_killed_at_any_time(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at once, during the imports, and after serving; and one that cannot be started."""
+    with contextlib.closing(Rig(settings("object"))) as first:
+        first.serve().outcomes(200)
+    del first
+    request.getfixturevalue("new_interpreters")  # forks have imported all
+    before = _held()
+    for number in range(4):
+        one = Rig(settings("object"))
+        if number % 2:
+            until(one.engine.state.heartbeat_ns, "heartbeat")
+        one.close()
+        assert one.end().cause == "the test is over"
+        del one
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(OSError, match=r"engine test cannot be started: .*/nowhere/python"):
+        EngineProcess("engine test", "cpu", ("object",), {}, engine_process.Events())
+    until(lambda: _leaked(before) == {}, "state as before", told=lambda: _leaked(before))
+
+
+def _held() -> dict[str, Counter[str]]:
+    """Descriptors, threads, child processes and entries of /dev/shm of this process."""
+    gc.collect()  # frees objects of the tests
+    return {
+        "descriptors": Counter(len(os.listdir("/proc/self/fd")) * ["descriptor"]),
+        "threads": Counter(thread.name for thread in threading.enumerate()),
+        "children": Counter(str(child.pid) for child in psutil.Process().children(recursive=True)),
+        "shared memory": Counter(name for name in os.listdir("/dev/shm") if "multi_dnn" in name or "torch" in name),
+    }
+
+
+def _leaked(before: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """Everything held in addition to `before`; threads of an earlier test may have ended since then."""
+    return {kind: more for kind, now in _held().items() if (more := now - before[kind])}

@@ -14,12 +14,10 @@ import jpeg_pipelines
 import numpy as np
 import pytest
 import torch
-from engine_fakes import WAIT
 from engine_rig import Rig, same
-from fake_host import Ends, FakeClock, FakeHost
+from fake_host import WAIT_S, Ends, FakeClock, FakeHost
 from fake_pipelines import settings
-from host_rig import HostRig
-from host_traffic import HostTraffic
+from host_rig import HostRig, Traffic
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -30,7 +28,6 @@ from waiting import until
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
 from multi_dnn_ros.engine import DropReason, Frame, Result
-from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import ConfigureError
 from multi_dnn_ros.serving.host import Host
@@ -79,27 +76,20 @@ def test_a_device_is_tried_with_a_small_file() -> None:
         ("raw", "auto", True, False),
         ("raw", "gpu", False, False),
         ("compressed", "auto", False, False),
+        ("compressed", "gpu", False, None),
     ],
 )
-def test_the_description_says_whether_the_engine_decodes_jpeg(transport: str, mode: str, can: bool, used: bool) -> None:
-    config = compressed(settings("object"), mode)
+def test_the_engine_decodes_jpeg_where_the_parameter_allows_it(
+    transport: str, mode: str, can: bool, used: bool | None
+) -> None:
+    config = compressed(settings("object", isolation="none", device="cpu:1" if can else "cpu:2"), mode)
     config.cameras["front"].transport = transport  # type: ignore[assignment]
-    config.device = "cpu:1" if can else "cpu:2"
-    config.isolation = "none"
     host = Host(build_on_device)
-    assert host.configure(config, lambda progress: None).decodes_jpeg is used
-    host.close()
-
-
-def test_a_device_that_cannot_is_an_error_if_the_parameter_requires_it() -> None:
-    config = compressed(settings("object"), "gpu")
-    config.device, config.isolation = "cpu:2", "none"
-    host = Host(build_on_device)
-    with pytest.raises(
-        ConfigureError, match=r"camera.front.jpeg_decoder is 'gpu'.*cpu.*allowed there: auto, cpu"
-    ) as found:
-        host.configure(config, lambda progress: None)
-    assert found.value.expected
+    if used is None:
+        with pytest.raises(ConfigureError, match=r"camera.front.jpeg_decoder is 'gpu'.*cpu.*allowed there: auto, cpu"):
+            host.configure(config, lambda progress: None)
+    else:
+        assert host.configure(config, lambda progress: None).decodes_jpeg is used
     host.close()
 
 
@@ -107,7 +97,7 @@ def test_a_device_that_cannot_is_an_error_if_the_parameter_requires_it() -> None
 
 
 class Camera:
-    """A CameraDecoder of a fake host whose DNN `object` has a device that decodes."""
+    """A CameraDecoder of a fake host with two DNNs whose devices decode."""
 
     def __init__(self) -> None:
         self.host, self.ends, self.bad = FakeHost(), Ends(), []  # type: ignore[var-annotated]
@@ -120,46 +110,31 @@ class Camera:
     def send(self, image: Any) -> Any:
         """The offered image; None if it could not be decoded."""
         offered, bad = len(self.host.offered), len(self.bad)
-        self.decoder.arrived(
-            Frame("front", 0),
-            partial(decode_compressed, image, SETTINGS),
-            read_jpeg=partial(jpeg_for_device, image, SETTINGS),
-        )
-        until(lambda: len(self.host.offered) > offered or len(self.bad) > bad, "what became of the image", WAIT)
+        read = partial(jpeg_for_device, image, SETTINGS)
+        self.decoder.arrived(Frame("front", 0), partial(decode_compressed, image, SETTINGS), read_jpeg=read)
+        until(lambda: len(self.host.offered) > offered or len(self.bad) > bad, "what became of the image", WAIT_S)
         for dnn in ("object", "lane"):
             if len(self.host.offered) > offered:
                 self.host.answer(dnn)
         return self.host.offered[-1][1].source if len(self.host.offered) > offered else None
 
 
-@pytest.fixture
-def camera() -> Iterator[Camera]:
-    made = Camera()
-    yield made
-    made.decoder.close(WAIT)
-
-
-def test_the_file_is_stored_if_every_dnn_has_a_device_that_decodes_it(camera: Camera) -> None:
-    image = message()
+def test_the_file_is_stored_if_every_dnn_has_a_device_that_decodes_it() -> None:
+    camera, image, png = Camera(), message(), message(extension=".png")
     stored = camera.send(image)
     assert isinstance(stored, JpegFile)
     assert (stored.height, stored.width, stored.data.tobytes()) == (48, 64, image.data.tobytes())
+    np.testing.assert_array_equal(camera.send(png), decode_compressed(png, SETTINGS))
+    camera.host.file_bytes = 100
+    assert isinstance(camera.send(image), np.ndarray), "it is too large for the slot"
+    camera.host.file_bytes = 1_000_000
     camera.host.on_device.discard("lane")
     np.testing.assert_array_equal(camera.send(image), decode_compressed(image, SETTINGS))
-
-
-def test_png_and_files_that_are_too_large_are_decoded_here(camera: Camera) -> None:
-    image = message(extension=".png")
-    np.testing.assert_array_equal(camera.send(image), decode_compressed(image, SETTINGS))
-    camera.host.file_bytes = 100
-    assert isinstance(camera.send(message()), np.ndarray)
-
-
-def test_a_truncated_file_is_found_before_it_is_stored(camera: Camera) -> None:
-    image = message()
+    camera.host.on_device.add("lane")
     image.data = image.data[:-40]
     assert camera.send(image) is None
     assert "truncated JPEG" in str(camera.bad[0])
+    camera.decoder.close(WAIT_S)
 
 
 # -- engine processes
@@ -188,53 +163,48 @@ def test_a_process_without_a_decoder_gives_the_same_result_for_the_file_as_for_t
         image = encoded(values, ".jpg", cv2.IMWRITE_JPEG_QUALITY, quality)
         file = jpeg_for_device(image, SETTINGS)
         assert file is not None
-        from_pixels = cpu_engine.outcomes_of(decode_compressed(image, SETTINGS))["object"]
-        from_file = cpu_engine.outcomes_of(file)["object"]
+        from_pixels = cpu_engine.outcomes(decode_compressed(image, SETTINGS))["object"]
+        from_file = cpu_engine.outcomes(file)["object"]
         assert same(from_file, from_pixels), (from_file, from_pixels)
 
     check()
-
-
-def test_a_damaged_file_in_a_slot_is_a_counted_drop(cpu_engine: Rig) -> None:
-    file = jpeg_for_device(damaged(), SETTINGS)
-    assert file is not None
-    dropped = cpu_engine.outcomes_of(file)["object"]
+    broken = jpeg_for_device(damaged(), SETTINGS)
+    assert broken is not None
+    dropped = cpu_engine.outcomes(broken)["object"]
     assert dropped.reason is DropReason.BAD_IMAGE
     assert dropped.message.startswith("data cannot be decoded")
-    assert not isinstance(cpu_engine.outcomes_of(jpeg())["object"], messages.FrameDropped)
-    assert cpu_engine.failures() == []
+    assert cpu_engine.ends.failures == []
 
 
-class Traffic(HostTraffic):
-    """Delivers JPEG files. scores: those of the results, as the first values of their images, by stream."""
+class JpegTraffic(Traffic):
+    """Delivers JPEG files. stored: whether the images of the results were handed over as files."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.values: dict[str, list[int]] = {}
         self.stored: list[bool] = []
 
     def _deliver(self, decoder: CameraDecoder, frame: Frame) -> None:
         image = message()
-        decoder.arrived(
-            frame,
-            partial(decode_compressed, image, SETTINGS),
-            read_jpeg=partial(jpeg_for_device, image, SETTINGS),
-        )
+        read = partial(jpeg_for_device, image, SETTINGS)
+        decoder.arrived(frame, partial(decode_compressed, image, SETTINGS), read_jpeg=read)
 
     def _on_result(self, result: Result) -> None:
-        self.values.setdefault(result.dnn, []).append(round(float(result.output.scores[0]) * 255))
         self.stored.append(isinstance(result.frame.source, JpegFile))
         super()._on_result(result)
 
 
 class JpegRig(HostRig):
-    traffic: Traffic
+    traffic_type = JpegTraffic
+    traffic: JpegTraffic
 
-    def _new_traffic(self) -> Traffic:
-        return Traffic(self.host, self.description, self.rates, self._picture, self.config.stop_timeout_s)
-
-    def wait_value(self, dnn: str, value: int) -> None:
-        self.until(lambda: self.traffic.values.get(dnn, [0])[-1] == value, f"value {value} from {dnn}")
+    def values_of(self, dnn: str) -> list[int]:
+        """First values of the images, which are the scores of the results."""
+        return [
+            round(float(output.scores[0]) * 255)
+            for (name, _), published in list(self.traffic.published.items())
+            for _, output in list(published)
+            if name == dnn
+        ]
 
 
 @pytest.fixture
@@ -243,46 +213,36 @@ def make() -> Iterator[Callable[[NodeConfig], JpegRig]]:
 
     def make_rig(config: NodeConfig) -> JpegRig:
         rigs.append(JpegRig(compressed(config), build_on_device, restart_s=(0.0,)))
-        return rigs[-1]
+        return rigs[-1].start()
 
     yield make_rig
     for rig in rigs:
         rig.close()
 
 
-def test_the_process_decodes_on_its_device(make: Callable[[NodeConfig], JpegRig]) -> None:
-    rig = make(settings("object", "object2")).start()
+def test_the_process_decodes_on_its_device_as_long_as_it_can(
+    make: Callable[[NodeConfig], JpegRig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(jpeg_pipelines.FILE, str(tmp_path / "no_jpeg"))
+    rig = make(settings("object", "object2", fault_window_s=1.0))
     assert rig.description.decodes_jpeg
-    assert set(rig.traffic.values["object"]) == set(rig.traffic.values["object2"]) == {MARK}
+    assert set(rig.values_of("object")) == set(rig.values_of("object2")) == {MARK}
     assert all(rig.traffic.stored)
+    (tmp_path / "no_jpeg").touch()  # new processes have no decoder from now on
+    os.kill(rig.pid(), signal.SIGKILL)
+    rig.until(lambda: rig.values_of("object")[-1] == 200, "a result of the pixels")
+    assert not rig.host.decodes_jpeg(("object",))
+    reasons = {reason for counts in rig.traffic.seen.counted.values() for reason in counts}
+    assert reasons <= {"published", "engine_lost", "overwritten"}
 
 
 def test_a_frame_for_two_devices_is_stored_as_pixels_unless_both_decode(make: Callable[[NodeConfig], JpegRig]) -> None:
     config = settings("object", "object2", cameras=("front", "rear"))
     config.dnns["object"].device, config.dnns["object2"].device = "cpu:1", "cpu:2"
     config.dnns["object"].cameras, config.dnns["object2"].cameras = ["front", "rear"], ["rear"]
-    rig = make(config).start()
+    rig = make(config)
     assert not rig.description.decodes_jpeg
     assert rig.host.decodes_jpeg(("object",))
     assert not rig.host.decodes_jpeg(("object", "object2"))
-    rig.until(lambda: {200, MARK} <= set(rig.traffic.values["object"]), "results of both cameras")
-    assert set(rig.traffic.values["object2"]) == {200}
-
-
-def test_a_process_that_replaces_a_lost_one_may_have_no_decoder(
-    make: Callable[[NodeConfig], JpegRig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "no_jpeg"
-    monkeypatch.setenv(jpeg_pipelines.FILE, str(file))
-    rig = make(settings("object", fault_window_s=1.0)).start()
-    rig.wait_value("object", MARK)
-    jpeg_pipelines.withdraw(file)
-    os.kill(rig.pid(), signal.SIGKILL)
-    rig.wait_value("object", 200)
-    assert not rig.host.decodes_jpeg(("object",))
-    file.unlink()
-    rig.wait_results(count=45)  # for longer than fault_window_s
-    os.kill(rig.pid(), signal.SIGKILL)
-    rig.wait_value("object", MARK)
-    reasons = {reason for counts in rig.traffic.seen.counted.values() for reason in counts}
-    assert reasons <= {"published", "engine_lost", "overwritten"}
+    rig.until(lambda: {200, MARK} <= set(rig.values_of("object")), "results of both cameras")
+    assert set(rig.values_of("object2")) == {200}

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
-from multi_dnn_ros.serving.ledger import DnnSettings, Ledger, RateLimit
+from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 
 DNNS = ("lane", "object")
 CAMERAS = ("front", "rear")
@@ -70,9 +70,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.lose(frame, dnns, DropReason.OVERWRITTEN, "")
             return
         buffer = Buffer()
-        number = self.ledger.open(frame, buffer, dnns)
+        number, engines = self.ledger.open(frame, buffer, dnns, lambda dnn: engine)
+        assert engines == {engine: list(dnns)}
         self.frames[number] = frame, buffer
-        self.ledger.hand_over(number, dnns, engine)
         buffer.readers = set(dnns)
         self.sent += [(number, dnn, engine) for dnn in dnns]
 
@@ -148,24 +148,21 @@ def open_frame(ledger: Ledger, engine: object) -> int:
     frame = Frame("front", 0)
     frame.received_ns = ledger._clock()
     dnns = ledger.arrived(frame)
-    number = ledger.open(frame, Buffer(), dnns)
-    ledger.hand_over(number, dnns, engine)
-    return number
+    return ledger.open(frame, Buffer(), dnns, lambda dnn: engine)[0]
 
 
 def test_results_of_the_next_engine_wait_for_the_frames_of_the_previous_one(ledger: Ledger) -> None:
-    taken_over: list[tuple[str, float | None]] = []
-    ledger.on_taken_over = lambda dnn, gap_ms: taken_over.append((dnn, gap_ms))
     numbers = [open_frame(ledger, engine) for engine in ("old", "old", "new")]
     for number, engine in zip(numbers, ("old", "old", "new"), strict=True):
         ledger._clock.now += 5 * MS  # type: ignore[attr-defined]
         if number != numbers[1]:
             ledger.result(number, "object", None, timing(Frame("front", 0)), engine)
     assert ledger.statistics().by_dnn_and_camera["object", "front"].published == 1
+    assert ledger.server("object") == ("old", None)
     ledger.engine_lost("old", "killed")
     figures = ledger.statistics().by_dnn_and_camera["object", "front"]
     assert (figures.published, figures.dropped) == (2, {DropReason.ENGINE_LOST: 1})
-    assert taken_over == [("object", None), ("object", 10.0)]
+    assert ledger.server("object") == ("new", 10.0)
 
 
 def test_a_disabled_dnn_is_counted_as_disabled_until_its_retry(ledger: Ledger) -> None:
@@ -186,27 +183,21 @@ def test_late_results_are_deadline_misses_and_predict_the_next_start(ledger: Led
     clock = ledger._clock
     for service_ms in (10, 30):
         number = open_frame(ledger, "engine")
-        assert (ledger.next_start_ns("object", "front") is None) == (service_ms == 10)
+        assert (ledger.next_start_ns("front", ("object",)) == 0) == (service_ms == 10)
         arrived_ns, clock.now = clock.now, clock.now + service_ms * MS  # type: ignore[attr-defined]
         frame = Frame("front", 0)
         frame.received_ns = arrived_ns
         ledger.result(number, "object", None, timing(frame, clock.now), "engine")  # type: ignore[attr-defined]
-        assert ledger.next_start_ns("object", "front") is None  # it has no frame
+        assert ledger.next_start_ns("front", ("object",)) == 0  # it has no frame
     assert ledger.statistics().by_dnn_and_camera["object", "front"].deadline_misses == 1
     open_frame(ledger, "engine")
-    assert ledger.next_start_ns("object", "front") == clock() + round(0.875 * 10 * MS)
+    assert ledger.next_start_ns("front", ("object",)) == clock() + round(0.875 * 10 * MS)
 
 
-@given(
-    rate_hz=st.floats(0.5, 100.0),
-    gaps_ms=st.lists(st.integers(0, 400), min_size=2, max_size=100),
-)
+@given(rate_hz=st.floats(0.5, 100.0), gaps_ms=st.lists(st.integers(0, 400), min_size=2, max_size=100))
 def test_a_rate_limit_holds_on_average(rate_hz: float, gaps_ms: list[int]) -> None:
-    limit, now_ns, accepted = RateLimit(rate_hz), 10**9, []
-    for gap_ms in gaps_ms:
-        now_ns += gap_ms * MS
-        if limit.accept(now_ns):
-            accepted.append(now_ns)
+    """At most 1 + (T + 1.25 P) / P images are accepted within any time T, P being the period."""
+    accepted = times_accepted(rate_hz, [gap_ms * MS for gap_ms in gaps_ms])
     period_ns = 1e9 / rate_hz
     for number, begin in enumerate(accepted):
         assert len(accepted) - number <= 1 + (accepted[-1] - begin + 1.25 * period_ns) / period_ns + 1e-6
@@ -214,5 +205,16 @@ def test_a_rate_limit_holds_on_average(rate_hz: float, gaps_ms: list[int]) -> No
 
 @pytest.mark.parametrize("jitter_ms", [0, 7])
 def test_a_camera_as_fast_as_its_limit_loses_nothing(jitter_ms: int) -> None:
-    limit = RateLimit(30.0)
-    assert all(limit.accept(10**9 + number * 33_333_333 + (number % 2) * jitter_ms * MS) for number in range(300))
+    gaps_ns = [33_333_333 + (-1) ** number * jitter_ms * MS for number in range(300)]
+    assert len(times_accepted(30.0, gaps_ns)) == 300
+
+
+def times_accepted(rate_hz: float, gaps_ns: list[int]) -> list[int]:
+    ledger = Ledger({"object": DnnSettings(("front",), max_rate_hz=rate_hz)}, Ends().callbacks())
+    now_ns, accepted = 10**9, []
+    for gap_ns in gaps_ns:
+        now_ns += gap_ns
+        frame = Frame("front", 0)
+        frame.received_ns = now_ns
+        accepted += [now_ns] * len(ledger.arrived(frame))
+    return accepted

@@ -2,140 +2,144 @@
 
 from __future__ import annotations
 
-import os
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from fake_host import Ends, FakeClock
 from fake_pipelines import settings as node_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import DnnDescription, EngineDescription, Level
-from multi_dnn_ros.serving.groups import SupervisionTimes
+from multi_dnn_ros.serving.engine_process import Phase
+from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
-from multi_dnn_ros.serving.supervised_engine import Phase
 from multi_dnn_ros.serving.supervisor import Supervisor
-from multi_dnn_ros.serving.swap import SwapPhase
 
 DNNS = ("lane", "object")
 SECOND = 1_000_000_000
+PIDS = itertools.count(1_000_000)
 
 
 class FakeEngine:
-    """The part of a SupervisedEngine that the supervisor uses."""
+    """The part of an Engine that the supervisor uses."""
 
-    def __init__(self) -> None:
-        self.device, self.pid = "cpu", os.getpid()
-        self.phase = Phase.STARTING
-        self.since_ns = self.started_ns = self.heartbeat_since_ns = 0
+    def __init__(self, clock: FakeClock) -> None:
+        self.device, self.label, self.pid = "cpu", "engine cpu", next(PIDS)
+        self.phase, self.since_ns, self.started_ns = Phase.STARTING, clock.now, clock.now
         self.dnns: tuple[str, ...] = ()
+        self.config: Any = None
+        self.ledger: Ledger | None = None
         self.description: EngineDescription | None = None
-        self.memory: dict[str, int] = {}
+        self.retired = self.killed = False
+        self.memory: Any = dict
         self.sent: list[Any] = []
-        self.state = self
-        self.killed = False
-
-    is_unbound = property(lambda self: self.phase in (Phase.STARTING, Phase.READY))
-
-    def running_jobs(self) -> dict[str, int]:
-        return {}
+        self.jobs: dict[str, int] = {}
+        self.image_ns = 0
+        self.heartbeat_ns: int | None = None  # None: it beats
+        self.state = SimpleNamespace(
+            running_jobs=lambda: self.jobs, image_ns=lambda: self.image_ns,
+            heartbeat_ns=lambda: clock.now if self.heartbeat_ns is None else self.heartbeat_ns,
+        )  # fmt: skip
 
     def enter(self, phase: Phase, now_ns: int) -> None:
         self.phase, self.since_ns = phase, now_ns
 
     def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def start_serving(self, ledger: Ledger, runtime: Any) -> None:
         assert not self.killed
-        self.sent.append(messages.Start(runtime))
-
-    def stop_serving(self, timeout_s: float) -> None:
-        self.sent.append(messages.Stop(timeout_s))
+        self.sent.append(message)
 
     def kill(self, cause: str) -> None:
         self.killed = True
 
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
     @property
     def awaited(self) -> Any:
         """The message that a working engine would give next."""
-        description = EngineDescription("cpu", "a processor", 1, {dnn: DnnDescription((), {}) for dnn in self.dnns})
         if self.killed:
             return messages.Ended("killed")
-        return {
-            Phase.STARTING: messages.Ready(),
-            Phase.CONFIGURING: messages.Configured(description),
-            Phase.STOPPING: messages.Stopped(()),
-            Phase.DRAINING: messages.Stopped(()),
-        }.get(self.phase)
+        description = EngineDescription("cpu", "a processor", 1, {dnn: DnnDescription((), {}) for dnn in self.dnns})
+        return {Phase.STARTING: messages.Ready(), Phase.CONFIGURING: description}.get(self.phase)
 
 
-class Bench:
+class Bench(Supervisor):
     """A supervisor of one device with both DNNs, which is serving."""
 
     def __init__(self, standby: str = "none", dnns: tuple[str, ...] = DNNS) -> None:
         self.clock, self.ends = FakeClock(), Ends()
-        self.engines: list[FakeEngine] = []
-        first = self.start("cpu")
-        first.dnns, first.phase = dnns, Phase.CONFIGURED
-        config = node_settings(*dnns, standby=standby)
-        times = SupervisionTimes(fault_window_s=60.0, restart_s=(0.0, 1.0, 5.0), retry_s=(10.0, 60.0))
-        engines: Any = {"cpu": first}
-        start: Any = self.start
-        self.supervisor = Supervisor({"cpu": config}, engines, start, lambda *_: None, times, self.clock)
-        self.ledger = Ledger({dnn: DnnSettings(("front",)) for dnn in dnns}, self.ends.callbacks(), self.clock)
-        self.supervisor.start(self.ledger)
+        super().__init__(lambda *_: None, Pauses(restart=(0.0, 1.0, 5.0), retry=(10.0, 60.0)), self.clock)
+        config = node_settings(*dnns, standby=standby, job_timeout_s=2.0, heartbeat_timeout_s=2.0)
+        first: Any = FakeEngine(self.clock)
+        first.dnns, first.config, first.phase = dnns, config, Phase.CONFIGURED
+        self._supervise({"cpu": config}, [first])
+        self.start(self.new_ledger())
         self.settle()
 
-    def start(self, device: str) -> FakeEngine:
-        self.engines.append(FakeEngine())
-        return self.engines[-1]
+    def new_ledger(self) -> Ledger:
+        dnns = self._groups[0].dnns if len(self._groups) == 1 else DNNS
+        self.ledger = Ledger({dnn: DnnSettings(("front",)) for dnn in dnns}, self.ends.callbacks(), self.clock)
+        return self.ledger
 
-    def tell(self, engine: FakeEngine, message: Any) -> None:
-        self.supervisor.handle(engine, message)  # type: ignore[arg-type]
-        if isinstance(message, messages.Ended):
-            self.engines.remove(engine)
+    def _start_engine(self, device: str) -> Any:
+        return FakeEngine(self.clock)
+
+    @property
+    def engines(self) -> list[Any]:
+        return self._engines
 
     def settle(self, seconds: float = 0.0) -> None:
         """Let time pass, and let every engine do what is expected of it."""
         for _ in range(round(seconds) + 1):
+            self.tick()
             while pending := [engine for engine in self.engines if engine.awaited is not None]:
-                self.tell(pending[0], pending[0].awaited)
-            self.supervisor.tick()
+                self.handle(pending[0], pending[0].awaited)
+                self.tick()
             if seconds:
                 self.clock.now += SECOND
 
-    def serving(self, dnn: str) -> FakeEngine | None:
-        return self.supervisor.routes.get(dnn)  # type: ignore[return-value]
+    def serving(self, dnn: str) -> Any:
+        return self.routes.get(dnn)
 
     def lose(self, dnn: str, cause: str = "killed by SIGSEGV") -> None:
-        engine = self.serving(dnn)
-        assert engine is not None
-        self.tell(engine, messages.Ended(cause))
+        self.handle(self.serving(dnn), messages.Ended(cause))
 
     def status(self, name: str = "engine cpu") -> Any:
-        return next(status for status in self.supervisor.statuses() if status.name == name)
+        return next(status for status in self.statuses() if status.name == name)
+
+    def open_frame(self, *dnns: str) -> int:
+        frame = Frame("front", 0)
+        frame.received_ns = self.clock.now
+        self.ledger.arrived(frame)
+        buffer: Any = SimpleNamespace(release=lambda: None)
+        return self.ledger.open(frame, buffer, dnns or DNNS, lambda dnn: self.route(self.ledger, dnn))[0]
+
+    def answer(self, number: int, dnn: str, engine: Any) -> None:
+        self.ledger.result(number, dnn, None, Timing(0, 0, self.clock.now, 0, 0, 0, 0), engine)
 
 
-def test_a_lost_engine_is_replaced_at_once() -> None:
+def test_a_lost_engine_is_replaced_at_once_and_the_gap_is_measured() -> None:
     bench = Bench()
     before = bench.serving("lane")
+    number = bench.open_frame()
+    bench.answer(number, "object", before)
     bench.lose("lane")
-    assert bench.supervisor.unserved("lane") == (
+    assert [drop.reason for drop in bench.ends.drops] == [DropReason.ENGINE_LOST]
+    assert bench.unserved("lane") == (
         DropReason.ENGINE_LOST, "no engine process serves the DNN at this moment (killed by SIGSEGV)"
     )  # fmt: skip
     assert bench.status().level is Level.ERROR
     bench.settle()
     assert bench.serving("lane") is bench.serving("object") is not before
-    assert bench.status().level is Level.WARN
-    assert bench.status().values["restarts"] == 1
+    assert (bench.status().level, bench.status().values["restarts"]) == (Level.WARN, 1)
     bench.settle(70)
-    assert bench.status().level is Level.WARN  # no result yet
+    assert (bench.status().level, bench.status().values["gap (ms)"]) == (Level.WARN, "ongoing")
+    bench.answer(bench.open_frame(), "object", bench.serving("object"))
+    bench.settle()
+    assert (bench.status().level, bench.status().values["gap (ms)"]) == (Level.OK, "71000")
     assert len(bench.engines) == 1
 
 
@@ -146,7 +150,6 @@ def test_after_the_second_loss_each_dnn_keeps_an_engine_of_its_own() -> None:
         bench.settle()
     lane, other = bench.serving("lane"), bench.serving("object")
     assert lane is not other
-    assert lane is not None
     assert (lane.dnns, bench.status("engine cpu lane").level) == (("lane",), Level.WARN)
     bench.settle(600)
     assert bench.serving("lane") is lane
@@ -168,13 +171,13 @@ def test_a_dnn_whose_own_engine_is_lost_twice_is_disabled_and_tried_again_with_g
     other = bench.serving("object")
     assert bench.serving("lane") is None
     assert bench.ledger.statistics().disabled.keys() == {"lane"}
-    reason, text = bench.supervisor.unserved("lane")
+    reason, text = bench.unserved("lane")
     assert (reason, "next retry in 10 s" in text) == (DropReason.DISABLED, True)
     bench.settle(11)
     assert bench.serving("lane") is not None
     assert not bench.ledger.statistics().disabled
     bench.lose("lane")  # once more is enough
-    assert "next retry in 60 s" in bench.supervisor.unserved("lane")[1]
+    assert "next retry in 60 s" in bench.unserved("lane")[1]
     bench.settle(61)
     assert bench.serving("lane") is not None
     assert bench.serving("object") is other
@@ -182,7 +185,7 @@ def test_a_dnn_whose_own_engine_is_lost_twice_is_disabled_and_tried_again_with_g
     for _ in range(2):
         bench.lose("lane")
         bench.settle(2)
-    assert "next retry in 10 s" in bench.supervisor.unserved("lane")[1]
+    assert "next retry in 10 s" in bench.unserved("lane")[1]
 
 
 def test_a_hot_standby_takes_over_at_once_and_serves_until_each_dnn_has_its_own_engine() -> None:
@@ -196,8 +199,18 @@ def test_a_hot_standby_takes_over_at_once_and_serves_until_each_dnn_has_its_own_
             bench.settle()
     bench.settle()
     assert bench.serving("lane") is not bench.serving("object")
-    assert standby not in bench.engines
-    assert {engine.dnns for engine in bench.engines} == {("lane",), ("object",), ()}, "the next standby is warm"
+    assert {engine.dnns for engine in bench.engines} == {("lane",), ("object",)}
+
+
+@pytest.mark.parametrize("standby", ["warm", "hot"])
+def test_a_standby_that_is_lost_is_prepared_again(standby: str) -> None:
+    bench = Bench(standby)
+    (spare,) = [engine for engine in bench.engines if engine is not bench.serving("lane")]
+    bench.handle(spare, messages.Ended("killed by SIGKILL"))
+    bench.settle()
+    assert bench.status().values["standby"] == f"{standby}, ready"
+    (spare,) = [engine for engine in bench.engines if engine is not bench.serving("lane")]
+    assert spare.phase is (Phase.CONFIGURED if standby == "hot" else Phase.READY)
 
 
 def test_an_engine_that_cannot_be_configured_is_tried_again_after_a_pause() -> None:
@@ -205,12 +218,11 @@ def test_an_engine_that_cannot_be_configured_is_tried_again_after_a_pause() -> N
     bench.lose("lane")
     for pause_s in (1, 5, 5):
         (engine,) = [each for each in bench.engines if not each.killed]
-        bench.tell(engine, messages.Ready())
-        bench.tell(engine, messages.Refused("CUDA out of memory", expected=False))
+        bench.handle(engine, messages.Refused("CUDA out of memory", expected=False))
         assert f"CUDA out of memory; next attempt in {pause_s} s" in bench.status().text
         bench.settle()
         bench.clock.now += pause_s * SECOND
-        bench.supervisor.tick()
+        bench.tick()
     bench.settle()
     assert bench.serving("lane") is not None
 
@@ -218,45 +230,102 @@ def test_an_engine_that_cannot_be_configured_is_tried_again_after_a_pause() -> N
 def test_a_swap_takes_over_when_it_is_committed_and_a_failed_one_changes_nothing() -> None:
     bench, told = Bench("hot"), []
     before = bench.serving("lane")
-    failing = bench.supervisor.begin_swap({"lane": {"model": "a.onnx"}}, lambda: told.append("notified"))
-    engine = bench.engines[-1]
-    bench.tell(engine, messages.Ready())
-    bench.tell(engine, messages.Refused("no such file", expected=True))
-    assert (failing.state().phase, failing.state().failure) == (SwapPhase.FAILED, "no such file")
+    failing = bench.swap({"lane": {"model": "a.onnx"}}, lambda: told.append("notified"))
+    bench.handle(bench.engines[-1], messages.Refused("no such file", expected=True))
+    assert failing.failure == "no such file"
     assert told
     bench.settle()
-    swap = bench.supervisor.begin_swap({"lane": {"model": "b.onnx"}}, lambda: None)
+    swap = bench.swap({"lane": {"model": "b.onnx"}}, lambda: None)
     assert not swap.commit()
     bench.settle()
     assert bench.serving("lane") is before
+    number = bench.open_frame()
     assert swap.commit()
-    after = bench.serving("lane")
-    assert after is not before
+    assert bench.serving("lane") is not before
+    bench.settle()
+    assert before in bench.engines, "it has frames to finish"
+    for dnn in DNNS:
+        bench.answer(number, dnn, before)
+        bench.clock.now += SECOND
+        bench.answer(bench.open_frame(dnn), dnn, bench.serving(dnn))
     bench.settle()
     assert before not in bench.engines
+    assert swap.gaps_ms == {"lane": 1000.0, "object": 1000.0}
+    assert not bench.ends.drops
     bench.lose("lane")  # a replacement has the new settings, too
     bench.settle()
-    configured = [message for engine in bench.engines for message in engine.sent
-                  if isinstance(message, messages.Configure)]  # fmt: skip
+    configured = [it for engine in bench.engines for it in engine.sent if isinstance(it, messages.Configure)]
     assert {message.config.dnns["lane"].model for message in configured} == {"b.onnx"}
 
 
-def test_stopping_and_starting_again_keeps_the_engine() -> None:
+def test_a_changed_parameter_reaches_engines_that_are_configured_later() -> None:
+    bench = Bench("hot")
+    bench.update("lane", "score_threshold", 0.75)
+    assert [engine.sent[-1].values["score_threshold"] for engine in bench.engines] == [0.75, 0.75]
+    swap = bench.swap({"object": {"model": "b.onnx"}}, lambda: None)
+    bench.update("lane", "priority", 9)
+    bench.settle()
+    assert swap.commit()
+    updates = {message.dnn: message.values for message in bench.serving("lane").sent
+               if isinstance(message, messages.Update)}  # fmt: skip
+    assert (updates["lane"]["score_threshold"], updates["lane"]["priority"]) == (0.75, 9)
+
+
+def test_an_engine_that_does_not_finish_its_frames_is_replaced_when_the_node_stops() -> None:
     bench = Bench()
     engine = bench.serving("lane")
-    assert engine is not None
-    hanging = bench.supervisor.stop(0.0)  # no answer in time: it hangs
-    assert hanging == [f"engine process {engine.pid}"]
+    assert bench.stop(0.0) == []  # it has no frame
+    bench.start(bench.new_ledger())
+    bench.open_frame()
+    assert bench.stop(0.0) == ["engine cpu"]
     assert engine.killed
+    assert {drop.reason for drop in bench.ends.drops} == {DropReason.ENGINE_LOST}
     bench.settle()
-    assert bench.supervisor.unserved("lane")[0] is DropReason.SHUTDOWN
-    bench.supervisor.start(bench.ledger)
+    assert bench.unserved("lane")[0] is DropReason.SHUTDOWN
+    bench.start(bench.new_ledger())
     assert bench.serving("lane") is bench.serving("object") is not None
+
+
+def hang(bench: Bench, engine: Any, kind: str) -> None:
+    now_ns = bench.clock.now
+    engine.heartbeat_ns = now_ns if kind == "no heartbeat" else None
+    engine.jobs = {"lane": now_ns} if kind == "a job of DNN lane" else {}
+    engine.image_ns = now_ns if kind == "decoding an image" else 0
+
+
+@pytest.mark.parametrize("kind", ["no heartbeat", "a job of DNN lane", "decoding an image"])
+def test_an_engine_that_hangs_is_replaced_but_not_because_the_machine_was_suspended(kind: str) -> None:
+    bench = Bench()
+    engine = bench.serving("lane")
+    bench.clock.now += 3600 * SECOND
+    hang(bench, engine, kind)
+    bench.clock.now += 3600 * SECOND  # nothing ran
+    for _ in range(9):
+        bench.tick()
+        bench.clock.now += SECOND // 5
+    assert bench.serving("lane") is engine
+    for _ in range(3):
+        bench.clock.now += SECOND // 5
+        bench.tick()
+    assert bench.serving("lane") is not engine
+    assert kind in bench.status().values["last loss"]
+
+
+def test_loading_has_no_time_limit() -> None:
+    bench = Bench(dnns=("lane",))
+    bench.lose("lane")
+    (engine,) = bench.engines
+    hang(bench, engine, "no heartbeat")
+    for _ in range(600):
+        bench.clock.now += SECOND // 2
+        bench.tick()
+    assert (bench.engines, engine.killed) == ([engine], False)
 
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(("step", "end", "abort", "refuse", "time", "swap", "commit", "cancel")), st.integers(0, 9)
+        st.sampled_from(("step", "end", "abort", "refuse", "time", "swap", "commit", "cancel", "frame", "stop")),
+        st.integers(0, 9),
     ),
     max_size=60,
 )
@@ -264,36 +333,47 @@ EVENTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(standby=st.sampled_from(("none", "warm", "hot")), events=EVENTS)
-def test_after_any_events_every_dnn_is_served_again(standby: str, events: list[tuple[str, int]]) -> None:
+def test_after_any_events_every_dnn_is_served_again_and_every_frame_answered(
+    standby: str, events: list[tuple[str, int]]
+) -> None:
     bench = Bench(standby)
     swap = None
     for event, number in events:
         engine = bench.engines[number % len(bench.engines)] if bench.engines else None
         if event == "time":
             bench.clock.now += number * SECOND // 2
-            bench.supervisor.tick()
+            bench.tick()
         elif event == "swap":
-            swap = bench.supervisor.begin_swap({DNNS[number % 2]: {"model": f"{number}.onnx"}}, lambda: None)
+            swap = bench.swap({DNNS[number % 2]: {"model": f"{number}.onnx"}}, lambda: None)
         elif event in ("commit", "cancel") and swap is not None:
             swap.commit() if event == "commit" else swap.cancel("the test")
+        elif event == "frame" and len(bench.routes) == len(DNNS):
+            opened = bench.open_frame()
+            if number % 2:  # otherwise only the end of the engine answers it
+                for dnn in DNNS:
+                    bench.answer(opened, dnn, bench.serving(dnn))
+        elif event == "stop":
+            bench.stop(0.0)
+            assert bench.ledger.wait_idle(0.0)
+            bench.start(bench.new_ledger())
         elif engine is not None and event == "step" and engine.awaited is not None:
-            bench.tell(engine, engine.awaited)
+            bench.handle(engine, engine.awaited)
         elif engine is not None and event == "end":
-            bench.tell(engine, messages.Ended("killed by SIGKILL"))
+            bench.handle(engine, messages.Ended("killed by SIGKILL"))
         elif engine is not None and event == "abort" and not engine.killed:
-            bench.tell(engine, messages.Aborting("CUDA error"))
+            bench.handle(engine, messages.Aborting("CUDA error"))
         elif engine is not None and event == "refuse" and engine.phase is Phase.CONFIGURING:
-            bench.tell(engine, messages.Refused("out of memory", expected=False))
-        for dnn, serving in bench.supervisor.routes.items():
+            bench.handle(engine, messages.Refused("out of memory", expected=False))
+        for dnn, serving in bench.routes.items():
             assert dnn in serving.dnns
-            assert serving.phase is Phase.SERVING
+            assert serving.phase is Phase.CONFIGURED
         assert len([each for each in bench.engines if not each.killed]) <= 8
     if swap is not None:
         swap.cancel("the test")
     bench.settle(200)
     for dnn in DNNS:
-        serving = bench.serving(dnn)
-        assert serving is not None
-        assert not serving.killed
-    groups = {id(bench.serving(dnn)) for dnn in DNNS}
-    assert len(bench.engines) == len(groups) + (standby != "none"), "an engine is left over"
+        assert not bench.serving(dnn).killed
+    assert bench.stop(0.0) == [] or bench.ledger.wait_idle(0.0)
+    bench.settle()
+    divided = bench.serving("lane") is not bench.serving("object")
+    assert len(bench.engines) == (2 if divided else 1 + (standby != "none")), "an engine is left over"

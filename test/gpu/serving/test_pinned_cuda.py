@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.serving.pinned import PinnedImages
-from multi_dnn_ros.serving.slots import SlotLayout, SlotMemory, SlotPool
+from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotMemory, SlotPool
 
 GPU = torch.device("cuda", 0)
 SIZES = ((48, 64), (720, 1280), (480, 640), (1080, 1920))
@@ -14,22 +14,22 @@ SIZES = ((48, 64), (720, 1280), (480, 640), (1080, 1920))
 
 def test_slots_are_pinned_memory_whatever_the_size_of_the_image_is():
     pool = SlotPool(SlotLayout("front", 2, 1920 * 1080, ("lane",)))
-    memory = SlotMemory(pool.memory.layout, pool.fd)  # as another process maps it
+    memory = SlotMemory(pool.layout, pool.fd)  # as another process maps it
     pins = PinnedImages(GPU)
     source = np.random.default_rng(0)
     for height, width in SIZES:
         for _ in range(2):
             for slot in (0, 1):
-                image = memory.image(slot, height, width)
+                image = Slot(memory, slot).image(height, width)
                 pins.pin(image)
                 assert torch.from_numpy(image).is_pinned()
-                pool.memory.image(slot, height, width)[:] = source.integers(0, 256, (height, width, 3), np.uint8)
+                Slot(pool, slot).image(height, width)[:] = source.integers(0, 256, (height, width, 3), np.uint8)
                 uploaded = torch.from_numpy(image).to(GPU, non_blocking=True)
                 torch.cuda.synchronize()
                 np.testing.assert_array_equal(uploaded.cpu().numpy(), image)
     pins.close()
-    assert not torch.from_numpy(memory.image(0, 48, 64)).is_pinned()
-    pins.pin(memory.image(0, 48, 64))  # and again, as after the next start
-    assert torch.from_numpy(memory.image(0, 48, 64)).is_pinned()
+    assert not torch.from_numpy(Slot(memory, 0).image(48, 64)).is_pinned()
+    pins.pin(Slot(memory, 0).image(48, 64))  # and again, as after the next start
+    assert torch.from_numpy(Slot(memory, 0).image(48, 64)).is_pinned()
     pins.close()
     pool.close()
