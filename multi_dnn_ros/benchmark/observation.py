@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from multi_dnn_ros.ros.board.sensors import Reading
+from multi_dnn_ros.ros.board import Reading
 
 _SMAPS = re.compile(r"^(Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
 #: Longest time from the end of the node to the end of its last process.

@@ -32,9 +32,9 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
-from multi_dnn_ros.ros.board.monitor import BoardMonitor
-from multi_dnn_ros.ros.message_types import message_class
+from multi_dnn_ros.ros.board import BoardMonitor
 from multi_dnn_ros.ros.middleware import configure
+from multi_dnn_ros.ros.result_messages import message_class
 from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind

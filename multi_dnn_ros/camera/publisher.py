@@ -14,12 +14,11 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
-from vision_msgs.msg import Detection2DArray
+from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.camera.messages import COMPRESSED, image_message, truth_message
 from multi_dnn_ros.camera.sources import Source, SourceImage
-from multi_dnn_ros.ros.qos import LATCHED
-from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
+from multi_dnn_ros.ros.result_messages import LATCHED, label_info_message
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
 
 DEFAULT_RATE_HZ = 10.0
@@ -53,9 +52,8 @@ class CameraPublisher:
                 node.create_publisher(Detection2DArray, f"{truth}/detections", _QOS),
                 node.create_publisher(Image, f"{truth}/lane_mask", _QOS),
             )
-            if LabelInfo is not None:
-                labels = node.create_publisher(LabelInfo, f"{truth}/label_info", LATCHED)
-                labels.publish(label_info_message(LABELS, 1.0, Header(stamp=self._clock.now().to_msg())))
+            labels = node.create_publisher(LabelInfo, f"{truth}/label_info", LATCHED)
+            labels.publish(label_info_message(LABELS, 1.0, Header(stamp=self._clock.now().to_msg())))
 
     @property
     def topic(self) -> str:

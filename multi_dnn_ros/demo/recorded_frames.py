@@ -14,8 +14,7 @@ from rclpy.serialization import deserialize_message
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.demo.video import found_names
 from multi_dnn_ros.replay.bag_reader import BagReader
-from multi_dnn_ros.ros.message_types import message_class
-from multi_dnn_ros.ros.result_messages import class_names
+from multi_dnn_ros.ros.result_messages import class_names, message_class
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image

@@ -15,8 +15,7 @@ from sensor_msgs.msg import Image
 
 from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.replay.bag_writer import BagWriter
-from multi_dnn_ros.ros.message_types import message_class
-from multi_dnn_ros.ros.qos import LATCHED
+from multi_dnn_ros.ros.result_messages import LATCHED, message_class
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 
 #: Reliable, with enough depth that nothing is lost while a large message is written.

@@ -24,7 +24,7 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.message_definitions import canonical
 from multi_dnn_ros.replay.storage_files import BagMessage
-from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
+from multi_dnn_ros.ros.result_messages import label_info_message
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
@@ -218,7 +218,7 @@ class Replay:
             writer.add_topic(f"{self.node}/{topic}", msgtype, latched=latched)
             writer.write(f"{self.node}/{topic}", source.stamp_ns, canonical(msgtype, serialize_message(message)))
 
-        for name, (names, threshold) in self.labels.items() if is_first and LabelInfo is not None else ():
+        for name, (names, threshold) in self.labels.items() if is_first else ():
             labels = label_info_message(names, threshold, Header(stamp=outcome.header.stamp))
             write(f"{name}/label_info", labels, latched=True)
         if with_input:

@@ -1,44 +1,53 @@
-"""The input of one camera: counts each message and passes it to the thread that decodes the images of the camera."""
+"""The input of one camera: its publishers and subscription, its figures, and its status in /diagnostics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
-from rclpy.qos import QoSProfile
+from rclpy.qos import DurabilityPolicy, QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.ros import image_sources
-from multi_dnn_ros.ros.camera_record import MAX_LOSS, CameraRecord
-from multi_dnn_ros.ros.image_sources import Publisher, PublisherState
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, STALE, WARN, WINDOW_NS, StampAges, Status, percentile_values
 from multi_dnn_ros.ros.middleware import remedy_for_size, rmem_max_bytes
-from multi_dnn_ros.ros.qos import described, subscription_qos
-from multi_dnn_ros.ros.stamp_check import StampCheck
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
-from multi_dnn_ros.settings.schema import CameraConfig
-from multi_dnn_ros.vision.image_decoding import (
-    ImageSettings,
-    decode_compressed,
-    decode_image,
-    jpeg_for_device,
-)
+from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH, CameraConfig
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image, jpeg_for_device
 
-#: A warning is logged if a topic has had no compatible publisher, or several publishers, for this time.
-WARN_AFTER_NS = 5_000_000_000
+#: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
+TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
+_MAX_TOPICS = 8
+#: Ends of the names of images that nodes of this package publish; no camera.
+_RESULTS = ("/overlay", "/overlay/compressed", "/mask")
+#: What is wrong with the publishers of a topic is reported when it has lasted for this time.
+_WARN_AFTER_NS = 5_000_000_000
+#: Rate of arrival, as a share of rate_hz, below which there is a warning, and the number of images that are judged.
+_MIN_RATE, _MIN_IMAGES = 0.8, 5
 #: Size that is assumed while no image has arrived: 1280x720 bgr8.
 _EXAMPLE_BYTES = 1280 * 720 * 3
+
+
+class Publisher(NamedTuple):
+    """One publisher of a topic. node: its full name. type: such as "sensor_msgs/msg/Image"."""
+
+    node: str
+    type: str
+    qos: QoSProfile
 
 
 class CameraInput:
     """The subscription of one camera.
 
     on_frame: called with each frame (without its image), the function that decodes the image, and the function that
-    reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`; must not block. clock: monotonic,
-    nanoseconds.
+    reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`; must not block. stale_after_s:
+    time without an image after which the camera is STALE.
     """
 
     def __init__(
@@ -47,193 +56,167 @@ class CameraInput:
         camera: str,
         config: CameraConfig,
         on_frame: Callable[[Frame, Decode, ReadJpeg | None], None],
-        clock: Callable[[], int],
+        stale_after_s: float,
     ) -> None:
-        self._node = node
-        self._log = node.get_logger()
-        self._camera = camera
-        self._config = config
+        self._node, self._log = node, node.get_logger()
+        self._camera, self._config = camera, config
         self._on_frame = on_frame
-        self._clock = clock
-        self._type = image_sources.TYPES[config.transport]
-        self._topic = topic = config.topic or default_topic(camera, config.transport)
-        self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
-        self._publisher_state, self._state_since_ns, self._warned = PublisherState.FITS, clock(), False
-        self._several_since_ns: int | None = None
-        self._warned_about_size = False
+        self._stale_after_s = stale_after_s
+        self._type = TYPES[config.transport]
+        self.topic = image_topic(node, camera, config)  # absolute
         self._image_settings = ImageSettings(camera, config.max_pixels, config.bits, self._log.warning)
+        self._received = self._lost = self._image_bytes = 0
+        self._last_ns = self._fits_ns = self._single_ns = time.monotonic_ns()
+        self._shape = "none yet"
+        self._arrivals: deque[int] = deque(maxlen=4096)
+        self._ages = StampAges()
+        self._error = self._warning = ""  # why no image can arrive, and what else is wrong with the publishers
+        self._warned: set[str] = set()  # kinds of problems that have been logged and still exist
+        self._publishers = publishers_of(node, self._name)
         self._qos = self._preferred_qos()
-        self._recheck: Any = None  # timer
         self._subscription = self._subscribe()
-        self.record = CameraRecord(
-            camera,
-            str(self._subscription.topic_name),
-            clock(),
-            rate_hz=config.rate_hz,
-            qos=described(self._qos),
-        )
-        self._stamps = StampCheck(
-            camera,
-            self.record.topic,
-            self._log.warning,
-            lambda: bool(node.count_publishers(node.resolve_topic_name("/clock"))),
-        )
-        self.update()
 
     def close(self) -> None:
         """Destroy the subscription."""
-        self._cancel_recheck()
         self._node.destroy_subscription(self._subscription)
 
-    def update(self) -> None:
-        """Check the publishers; to be called about twice a second."""
-        self._publishers = image_sources.publishers_of(self._node, self._topic)
-        self._choose_qos()
-        now_ns = self._clock()
-        self._check_publishers(now_ns)
-        self._check_single_publisher(now_ns)
+    # -- publishers
 
-    def update_record(self) -> None:
-        """Find out why images are missing, and check the stamps; to be called before each diagnostics message."""
-        record, now_ns = self.record, self._clock()
-        self._stamps.update(record.age(now_ns), simulated=self._node.get_clock().ros_time_is_active)
-        record.cause = ""
-        silent = record.last_ns is None and self._publisher_state is PublisherState.FITS
-        silent = silent and record.silent_s(now_ns) * 1e9 > WARN_AFTER_NS
-        if not silent and record.missing(now_ns) <= MAX_LOSS:
-            return
-        if self._config.transport == "compressed":
-            alternative = "smaller images or a lower JPEG quality"
-        else:
-            alternative = f"JPEG images (camera.{self._camera}.transport: compressed)"
-        record.cause = remedy_for_size(record.image_bytes or _EXAMPLE_BYTES, alternative, rmem_max_bytes())
-        if record.cause and not self._warned_about_size:
-            self._warned_about_size = True
-            what = "no image arrives" if silent else "images are lost before they reach the node"
-            self._log.warning(f"camera {self._camera}, topic {record.topic}: {what}: {record.cause}")
-        if not record.cause and not silent:
-            record.cause = (
-                f"the camera sends fewer images than camera.{self._camera}.rate_hz, or they are lost on the way; see "
-                "docs/cameras.md"
+    def check_publishers(self) -> None:
+        """To be called about twice a second. Subscribes again if the publishers offer another reliability.
+
+        The old subscription is destroyed first, so that no image is delivered twice.
+        """
+        self._judge_publishers()
+        preferred = self._preferred_qos()
+        if preferred.reliability != self._qos.reliability and any(it.type == self._type for it in self._publishers):
+            self._node.destroy_subscription(self._subscription)
+            self._qos = preferred
+            self._subscription = self._subscribe()
+
+    def _judge_publishers(self, event: object = None) -> None:
+        """Find out what is wrong; also called when a publisher with incompatible QoS was found.
+
+        Several publishers are a warning: the results of their images alternate.
+        """
+        self._publishers = publishers_of(self._node, self._name)
+        now_ns, transport = time.monotonic_ns(), self._config.transport
+        problem = why_no_image(self._node, self._camera, self.topic, transport, self._publishers, self._preferred_qos())
+        self._fits_ns = self._fits_ns if problem else now_ns
+        lasting = now_ns - self._fits_ns >= _WARN_AFTER_NS
+        self._error = problem if lasting or "QoS" in problem else ""
+        self._warn_once("publishers", self._error if lasting else "")
+        nodes = sorted(publisher.node for publisher in self._publishers if publisher.type == self._type)
+        self._single_ns = self._single_ns if len(nodes) > 1 else now_ns
+        self._warning = ""
+        if now_ns - self._single_ns >= _WARN_AFTER_NS:
+            self._warning = (
+                f"{len(nodes)} publishers on {self.topic}: {', '.join(nodes)}: stop one, or set "
+                f"camera.{self._camera}.topic (that of a killed process disappears after up to 20 s)"
             )
+        self._warn_once("several publishers", self._warning)
 
-    # -- the subscription
+    def _warn_once(self, kind: str, problem: str) -> None:
+        """Log a problem that is new; empty: there is none of this kind."""
+        if not problem:
+            self._warned.discard(kind)
+        elif kind not in self._warned:
+            self._warned.add(kind)
+            self._log.warning(f"camera {self._camera}, topic {self.topic}: {problem}")
+
+    @property
+    def _name(self) -> str:
+        """The topic before remapping."""
+        return self._config.topic or default_topic(self._camera, self._config.transport)
+
+    def _preferred_qos(self) -> Any:
+        offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
+        return subscription_qos(self._config.qos, self._config.depth, offers)
+
+    # -- images
 
     def _subscribe(self) -> Any:
         compressed = self._config.transport == "compressed"
         kind, callback = (CompressedImage, self._on_compressed) if compressed else (Image, self._on_raw)
         callbacks, unsupported = _event_classes()
+        create = partial(self._node.create_subscription, kind, self._name, callback, self._qos)
         # Without rclpy's default callbacks: incompatible QoS is logged here, with the names of the nodes.
-        events = {"message_lost": self._on_lost, "incompatible_qos": self._on_incompatible_qos}
-        create = partial(self._node.create_subscription, kind, self._topic, callback, self._qos)
+        events = {"message_lost": self._on_lost, "incompatible_qos": self._judge_publishers}
         try:
             return create(event_callbacks=callbacks(**events, use_default_callbacks=False))
         except unsupported:
             return create(event_callbacks=callbacks(use_default_callbacks=False))
 
-    def _choose_qos(self) -> None:
-        """Subscribe again if the publishers offer another reliability than is requested.
-
-        The old subscription is destroyed first, so that no image is delivered twice.
-        """
-        preferred = self._preferred_qos()
-        if self._of_type() and preferred.reliability != self._qos.reliability:
-            self._qos = preferred
-            self._node.destroy_subscription(self._subscription)
-            self._subscription = self._subscribe()
-            self.record.qos = described(preferred)
-
-    def _on_incompatible_qos(self, event: object) -> None:
-        """A publisher was found whose images do not arrive: do not wait for the next check, because it sends already.
-
-        A subscription must not be destroyed in its own callback.
-        """
-        if self._recheck is None:
-            self._recheck = self._node.create_timer(0.001, self._check_again)
-
-    def _check_again(self) -> None:
-        self._cancel_recheck()
-        self.update()
-
-    def _cancel_recheck(self) -> None:
-        if self._recheck is not None:
-            self._node.destroy_timer(self._recheck)
-            self._recheck = None
-
-    def _preferred_qos(self) -> QoSProfile:
-        return subscription_qos(self._config.qos, self._config.depth, [publisher.qos for publisher in self._of_type()])
-
-    # -- publishers
-
-    def _of_type(self) -> list[Publisher]:
-        """The publishers of the camera's type."""
-        return [publisher for publisher in self._publishers if publisher.type == self._type]
-
-    def _check_publishers(self, now_ns: int) -> None:
-        """Log once when the topic has had no compatible publisher for some time, and once when it has one again."""
-        state = image_sources.classify_publishers(self._publishers, self._type, self._qos)
-        if state is not self._publisher_state:
-            if self._warned and state is PublisherState.FITS:
-                self._log.info(f"camera {self._camera}: topic {self.record.topic} has a publisher now")
-            self._publisher_state, self._state_since_ns, self._warned = state, now_ns, False
-        lasting = now_ns - self._state_since_ns >= WARN_AFTER_NS
-        self.record.error = ""
-        if state is PublisherState.OTHER_QOS or (state is not PublisherState.FITS and lasting):
-            self.record.error = self._explanation(now_ns)
-            if lasting and not self._warned:
-                self._warned = True
-                self._log.warning(self.record.error)
-
-    def _explanation(self, now_ns: int) -> str:
-        topic, transport = self.record.topic, self._config.transport
-        if self._publisher_state is PublisherState.NONE:
-            topics = image_sources.published_topics(self._node, image_sources.TYPES.values())
-            seconds = (now_ns - self._state_since_ns) // 1_000_000_000
-            return image_sources.explain_no_publisher(self._camera, topic, transport, seconds, topics)
-        return image_sources.explain_mismatch(
-            self._publisher_state, self._camera, topic, transport, self._publishers, self._qos
-        )
-
-    def _check_single_publisher(self, now_ns: int) -> None:
-        """Warn if several nodes have published on the topic for some time: their results alternate."""
-        nodes = sorted(publisher.node for publisher in self._of_type())
-        if len(nodes) < 2:
-            self._several_since_ns, self.record.warning = None, ""
-            return
-        self._several_since_ns = self._several_since_ns or now_ns
-        if not self.record.warning and now_ns - self._several_since_ns >= WARN_AFTER_NS:
-            self.record.warning = (
-                f"camera {self._camera}: {len(nodes)} publishers on {self.record.topic}: {', '.join(nodes)}; results "
-                f"of their images alternate: stop one, or set camera.{self._camera}.topic (the publisher of a process "
-                "that was killed disappears after up to 20 s)"
-            )
-            self._log.warning(self.record.warning)
-
-    # -- images
-
     def _on_raw(self, message: Image) -> None:
-        self._count(message, f"{message.width} x {message.height} {message.encoding[:40]}")
+        self._shape = f"{message.width} x {message.height} {message.encoding[:40]}"
         self._pass_on(message, decode_image, None)
 
     def _on_compressed(self, message: CompressedImage) -> None:
-        self._count(message, f"{len(message.data)} bytes {message.format[:40]}")
-        read_jpeg = None
-        if self._config.jpeg_decoder != "cpu":
-            read_jpeg = partial(jpeg_for_device, message, self._image_settings)
+        self._shape = f"{len(message.data)} bytes {message.format[:40]}"
+        on_cpu = self._config.jpeg_decoder == "cpu"
+        read_jpeg = None if on_cpu else partial(jpeg_for_device, message, self._image_settings)
         self._pass_on(message, decode_compressed, read_jpeg)
 
-    def _count(self, message: Image | CompressedImage, shape: str) -> None:
-        stamp_ns = _stamp_ns(message)
-        self._stamps.add(stamp_ns)
-        clock_ns = self._node.get_clock().now().nanoseconds
-        self.record.arrived(self._clock(), shape, len(message.data), stamp_ns, clock_ns)
+    def _pass_on(self, message: Image | CompressedImage, decode: Callable, read_jpeg: ReadJpeg | None) -> None:
+        stamp = message.header.stamp
+        stamp_ns = int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+        self._received += 1
+        self._image_bytes = len(message.data)
+        self._last_ns = time.monotonic_ns()
+        self._arrivals.append(self._last_ns)
+        self._ages.add(self._last_ns, self._node.get_clock().now().nanoseconds, stamp_ns)
+        frame = Frame(self._camera, stamp_ns, context=message.header)
+        self._on_frame(frame, partial(decode, message, self._image_settings), read_jpeg)
 
     def _on_lost(self, event: Any) -> None:
-        self.record.reported_lost(self._clock(), event.total_count_change)
+        self._lost += event.total_count_change
 
-    def _pass_on(self, message: Image | CompressedImage, decode: Callable, read_jpeg: ReadJpeg | None) -> None:
-        frame = Frame(self._camera, _stamp_ns(message), context=message.header)
-        self._on_frame(frame, partial(decode, message, self._image_settings), read_jpeg)
+    # -- the status
+
+    def silence(self, now_ns: int) -> str:
+        """For how long no image has arrived; empty if it is less than stale_after_s."""
+        silent_s = (now_ns - self._last_ns) / 1e9
+        return f"no image on {self.topic} for {silent_s:.1f} s" if silent_s > self._stale_after_s else ""
+
+    def status(self, bad_images: int, now_ns: int) -> Status:
+        """The status `camera <camera>`; also logs new problems. bad_images: that could not be decoded."""
+        self._warn_once("stamps", self._ages.problem(now_ns, simulated=self._node.get_clock().ros_time_is_active))
+        silence, hz, expected_hz = self.silence(now_ns), self._arrival_hz(now_ns), self._config.rate_hz
+        is_slow = hz < _MIN_RATE * expected_hz and self._received >= _MIN_IMAGES
+        slow = f"{hz:.1f} Hz, camera.{self._camera}.rate_hz is {expected_hz:g}; see docs/cameras.md" if is_slow else ""
+        cause = self._too_large() if slow or self._lost or not self._received else ""
+        self._warn_once("size", cause)
+        problems = "; ".join(text for text in (silence, self._warning, slow, cause) if text)
+        level, text = (WARN, problems) if problems else (OK, f"{hz:.1f} Hz")
+        if self._error:
+            level, text = ERROR, self._error
+        elif silence:
+            level = STALE
+        values: dict[str, object] = {
+            "topic": self.topic,
+            "received": self._received,
+            "bad images": bad_images,
+            "rate (Hz)": f"{hz:.2f}",
+            "rate_hz": f"{expected_hz:.2f}" if expected_hz else "unknown",
+            "silent (s)": f"{(now_ns - self._last_ns) / 1e9:.3f}",
+            "image": self._shape,
+            "QoS": described(self._qos),
+            **percentile_values("header stamp to arrival", self._ages.percentiles(now_ns)),
+            "lost (reported by the middleware)": self._lost,
+        }
+        return Status(f"camera {self._camera}", level, text, values)
+
+    def _arrival_hz(self, now_ns: int) -> float:
+        """Rate of the images of the last 10 s; 0 for fewer than two."""
+        recent = [at for at in self._arrivals.copy() if now_ns - at <= WINDOW_NS]
+        return (len(recent) - 1) * 1e9 / (recent[-1] - recent[0]) if len(recent) > 1 and recent[-1] > recent[0] else 0.0
+
+    def _too_large(self) -> str:
+        """What to do if the images do not fit the receive buffers of the kernel; empty if they do."""
+        alternative = f"JPEG images (camera.{self._camera}.transport: compressed)"
+        if self._config.transport == "compressed":
+            alternative = "smaller images or a lower JPEG quality"
+        return remedy_for_size(self._image_bytes or _EXAMPLE_BYTES, alternative, rmem_max_bytes())
 
 
 def default_topic(camera: str, transport: str) -> str:
@@ -246,9 +229,71 @@ def image_topic(node: Node, camera: str, config: CameraConfig) -> str:
     return str(node.resolve_topic_name(config.topic or default_topic(camera, config.transport)))
 
 
-def _stamp_ns(message: Image | CompressedImage) -> int:
-    stamp = message.header.stamp
-    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
+    """The profile for the parameters ``camera.<camera>.qos`` (name) and ``.depth`` (0: depends on the reliability).
+
+    auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher: the rule
+    of rclpy's best-available profile, which Humble does not have, and which does not tell what it has chosen. offers:
+    QoS of the publishers. sensor_data: best effort. default, reliable: reliable. system_default: of the middleware.
+    """
+    reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
+    if name == "system_default":
+        reliability = ReliabilityPolicy.SYSTEM_DEFAULT
+    elif name == "sensor_data" or (
+        name == "auto" and not all(offer.reliability == ReliabilityPolicy.RELIABLE for offer in offers)
+    ):
+        reliability = ReliabilityPolicy.BEST_EFFORT
+    default_depth = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
+    return QoSProfile(depth=depth or default_depth, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
+
+
+def described(qos: QoSProfile) -> str:
+    """Reliability and depth in words, for diagnostics."""
+    return f"{qos.reliability.name.lower().replace('_', ' ')}, depth {qos.depth}"
+
+
+def publishers_of(node: Node, topic: str) -> list[Publisher]:
+    """The publishers of a topic discovered so far. topic: as for a subscription, before remapping."""
+    return [
+        Publisher(f"{info.node_namespace.rstrip('/')}/{info.node_name}", info.topic_type, info.qos_profile)
+        for info in node.get_publishers_info_by_topic(topic)
+    ]
+
+
+def why_no_image(
+    node: Node, camera: str, topic: str, transport: str, publishers: Sequence[Publisher], requested: QoSProfile
+) -> str:
+    """Why no image can arrive, and what to do; empty if a publisher has the right type and a compatible QoS.
+
+    topic: absolute. The text begins with what to change, because `ros2 topic echo` shows the first 128 characters.
+    """
+    wanted = TYPES[transport]
+    of_type = [publisher for publisher in publishers if publisher.type == wanted]
+    if not publishers:
+        return f"no publisher on {topic} (camera.{camera}.topic, or a remap){_alternatives(node, topic, wanted)}"
+    if not of_type:
+        found = ", ".join(sorted({f"{publisher.node} publishes {publisher.type}" for publisher in publishers}))
+        other = next(name for name in TYPES if name != transport)
+        remedy = f"set camera.{camera}.transport to {other}: " if TYPES[other] in found else ""
+        return f"{remedy}topic {topic} has no publisher of {wanted}: {found}"
+    checks = {it.node: qos_check_compatible(it.qos, requested) for it in of_type}
+    if all(compatibility == QoSCompatibility.ERROR for compatibility, _ in checks.values()):
+        listed = "; ".join(f"{name}: {reason.strip(' ;')}" for name, (_, reason) in sorted(checks.items()))
+        return f"incompatible QoS: set camera.{camera}.qos to auto: {listed}"
+    return ""
+
+
+def _alternatives(node: Node, topic: str, wanted: str) -> str:
+    """The topics that other nodes publish as this type, most similar name first."""
+    own, subscribed = node.get_fully_qualified_name(), {it.topic_name for it in node.subscriptions}
+    found = [
+        name
+        for name, types in node.get_topic_names_and_types()
+        if wanted in types and name not in subscribed and not name.startswith(f"{own}/") and not name.endswith(_RESULTS)
+        if node.count_publishers(name)
+    ]
+    found.sort(key=lambda name: (-difflib.SequenceMatcher(None, topic, name).ratio(), name))
+    return f"; topics of type {wanted}: {', '.join(found[:_MAX_TOPICS]) or 'none'}"
 
 
 def _event_classes() -> tuple[Any, type[Exception]]:

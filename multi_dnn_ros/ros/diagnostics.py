@@ -1,184 +1,174 @@
-"""The statuses of /diagnostics: one per DNN and camera, one per camera.
+"""Publishes the statuses of the node on /diagnostics; docs/diagnostics.md lists them.
 
-docs/diagnostics.md lists every status with its levels and values. The counts and percentiles of a DNN on a camera come
-from :mod:`multi_dnn_ros.engine.statistics`. The statuses of the node and of the capacity are in :mod:`.node_status`,
-those of the engine processes in :mod:`multi_dnn_ros.serving.engine_status`. Keys contain the unit. Times are
-measured on the monotonic clock, so they are correct with simulated time, too; only the stamp of the message and the
-ages relative to header stamps use the node's clock.
+Keys contain the unit. Times are measured on the monotonic clock, so they are correct with simulated time, too; only the
+stamp of the message and the ages relative to header stamps use the node's clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+import os
+import platform
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import distributions
+from typing import NamedTuple
 
-from builtin_interfaces.msg import Time
+import psutil
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.clock import Clock, ClockType
+from rclpy.node import Node
 
-from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Percentiles, Statistics
+from multi_dnn_ros.engine.statistics import DnnCameraStatistics, Percentiles
 from multi_dnn_ros.engine.task import DropEffect, DropReason
-from multi_dnn_ros.ros.camera_record import MAX_LOSS, CameraRecord
-from multi_dnn_ros.ros.stamp_ages import StampAges
-from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE
+from multi_dnn_ros.serving.descriptions import Progress
 
+#: Versions that a bug report needs. ROS: the distribution.
+VERSIONS = {
+    "multi_dnn_ros": next((it.version for it in distributions(name="multi_dnn_ros")), "not installed"),
+    "ROS": os.environ.get("ROS_DISTRO", "unknown"),
+    "Python": platform.python_version(),
+}
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 
+#: Rates and percentiles cover this time.
+WINDOW_NS = 10_000_000_000
+#: A clock that is set back by more than this has started again: a recording is played again. Less may be a correction
+#: of the computer's clock, or the order in which two threads read it or messages of /clock arrive.
+SET_BACK_NS = 500_000_000
+#: A median age beyond this, in either direction, is the difference of two clocks and not a delay.
+_MAX_AGE_MS = 10_000.0
+_MIN_IMAGES = 10
 #: If a DNN processes less than this share of a camera's frames, its status is WARN.
 _MIN_SERVED = 0.5
 
 
-class DiagnosticsReport:
-    """Makes the statuses, and remembers the last counts, because levels depend on what has changed since.
+class Status(NamedTuple):
+    """One status. name: without the name of the node. values: by name with the unit."""
 
-    name: prefix of every status. stale_after_s: time without an image after which a camera is STALE.
+    name: str
+    level: bytes
+    text: str
+    values: Mapping[str, object]
+
+
+class StampAges:
+    """The ages of one camera's images, or of one DNN's results, in nanoseconds.
+
+    Neither an image without a stamp nor a clock at zero, which is simulated time before the first message on /clock,
+    gives an age. When the clock is set back, all ages are forgotten: the last ones may be those of images that arrived
+    before the clock was set back, and were therefore wrong by the length of the recording.
+
+    Several threads may add ages without a lock, because appending to a deque and clearing it are atomic.
     """
 
-    def __init__(self, name: str, hardware_id: str, stale_after_s: float) -> None:
-        self._name = name
-        self._hardware_id = hardware_id
-        self._stale_after_s = stale_after_s
-        self._last: dict[DnnCamera, DnnCameraStatistics] = {}
+    def __init__(self) -> None:
+        self._ages: deque[tuple[int, int]] = deque(maxlen=1024)  # (monotonic time, age)
+        self._clock_ns = self._stamp_ns = self._without_age = 0
 
-    def restart(self) -> None:
-        """The next statistics count from 0 again: the node was activated."""
-        self._last = {}
+    def add(self, at_ns: int, clock_ns: int, stamp_ns: int) -> None:
+        """Add an age. at_ns: monotonic clock. clock_ns: the node's clock. stamp_ns: of the header."""
+        if clock_ns < self._clock_ns - SET_BACK_NS:
+            self._ages.clear()
+        self._clock_ns, self._stamp_ns = clock_ns, stamp_ns
+        self._without_age = 0 if clock_ns and stamp_ns else self._without_age + 1
+        if not self._without_age:
+            self._ages.append((at_ns, clock_ns - stamp_ns))
 
-    def message(self, stamp: Time, statuses: Iterable[DiagnosticStatus]) -> DiagnosticArray:
-        """The message with these statuses."""
-        array = DiagnosticArray()
-        array.header.stamp = stamp
-        array.status = list(statuses)
-        return array
+    def percentiles(self, now_ns: int) -> Percentiles:
+        """The percentiles of the last 10 s; negative ages mean that the sender's clock is ahead of the node's."""
+        return Percentiles.of(age for at, age in self._ages.copy() if now_ns - at <= WINDOW_NS)
 
-    def dnns(
-        self,
-        statistics: Statistics,
-        cameras: Mapping[str, CameraRecord],
-        ages: Mapping[DnnCamera, StampAges],
-        now_ns: int,
-        switched_off: Collection[str] = (),
-    ) -> list[DiagnosticStatus]:
-        """One status per DNN and camera: `<dnn> on <camera>`. ages: of the results when they were published.
-        switched_off: DNNs switched off by their parameter.
+    def problem(self, now_ns: int, *, simulated: bool) -> str:
+        """Why the stamps do not fit the node's clock, which breaks TF and the fusion of several sensors, and what to
+        do; empty: they fit, or there are too few images. simulated: the node uses the time of the topic /clock.
         """
-        statuses = []
-        for (dnn, camera), figures in statistics.by_dnn_and_camera.items():
-            before = self._last.get((dnn, camera), DnnCameraStatistics())
-            if dnn in switched_off:
-                level, text = OK, SWITCHED_OFF_MESSAGE
-            else:
-                level, text = self._dnn_level(figures, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
-            values = _dnn_values(figures, ages[dnn, camera].percentiles(now_ns))
-            statuses.append(self.status(f"{dnn} on {camera}", level, text, values))
-        self._last = dict(statistics.by_dnn_and_camera)
-        return statuses
-
-    def cameras(
-        self, statistics: Statistics, cameras: Mapping[str, CameraRecord], now_ns: int
-    ) -> list[DiagnosticStatus]:
-        """One status per camera: `camera <camera>`."""
-        statuses = []
-        for name, camera in cameras.items():
-            level, text = self._camera_level(camera, now_ns)
-            values = _camera_values(camera, _bad_images(statistics, name), now_ns)
-            statuses.append(self.status(f"camera {name}", level, text, values))
-        return statuses
-
-    def status(self, task: str, level: bytes, text: str, values: Mapping[str, object]) -> DiagnosticStatus:
-        """A status of this node. task: its name without the node's name."""
-        status = DiagnosticStatus(
-            level=level, name=f"{self._name}: {task}", message=text, hardware_id=self._hardware_id
-        )
-        status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
-        return status
-
-    def _camera_level(self, camera: CameraRecord, now_ns: int) -> tuple[bytes, str]:
-        """Level and message."""
-        if camera.error:
-            return ERROR, camera.error
-        silence = self._silence(camera, now_ns)
-        missing = ""
-        if (share := camera.missing(now_ns)) > MAX_LOSS:
-            missing = f"{share:.0%} of the images are missing: {camera.cause}"
-        elif silence and camera.cause:
-            missing = camera.cause
-        problems = "; ".join(text for text in (silence, camera.warning, missing) if text)
-        if silence:
-            return STALE, problems
-        return (WARN, problems) if problems else (OK, f"{camera.arrival_hz(now_ns):.1f} Hz")
-
-    def _silence(self, camera: CameraRecord, now_ns: int) -> str:
-        silent_s = camera.silent_s(now_ns)
-        if silent_s <= self._stale_after_s:
+        if self._without_age >= _MIN_IMAGES:
+            if not self._clock_ns:
+                return "use_sim_time is true, but nothing publishes /clock: `ros2 bag play --clock 100`"
+            return "the images have no stamp (header.stamp is 0): correct the camera's driver"
+        age = self.percentiles(now_ns)
+        if age.count < _MIN_IMAGES or abs(age.p50) <= _MAX_AGE_MS:
             return ""
-        if camera.last_ns is None:
-            return f"no image on {camera.topic} since subscribing {silent_s:.1f} s ago"
-        return f"no image on {camera.topic} for {silent_s:.1f} s"
-
-    def _dnn_level(
-        self,
-        now: DnnCameraStatistics,
-        before: DnnCameraStatistics,
-        disabled: str | None,
-        camera: CameraRecord,
-        now_ns: int,
-    ) -> tuple[bytes, str]:
-        """Level and message, for the time since the last report. disabled: why the DNN is disabled; None: it is not."""
-        if disabled is not None:
-            return ERROR, disabled
-        lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
-        failures = {reason: count for reason, count in lost.items() if count and reason.effect is DropEffect.FAILURE}
-        if failures:
-            return ERROR, _counts(failures)
-        silence = self._silence(camera, now_ns)
-        if silence:
-            return STALE, silence
-        warnings = []
-        missed = now.deadline_misses - before.deadline_misses
-        if missed:
-            warnings.append(f"{missed} deadlines missed")
-        others = {reason: count for reason, count in lost.items() if count and reason.effect is DropEffect.LOSS}
-        if others:
-            warnings.append(_counts(others))
-        done, overwritten = now.published - before.published, lost[DropReason.OVERWRITTEN]
-        if overwritten and done < _MIN_SERVED * (done + overwritten):
-            warnings.append(f"{overwritten} of {done + overwritten} frames overwritten before they were processed")
-        if warnings:
-            return WARN, "; ".join(warnings)
-        return OK, f"{now.rate_hz:.1f} Hz"
+        cure = "/clock has the time of something else"
+        if not simulated:
+            cure = "synchronize the computers; for a recording set use_sim_time, and `ros2 bag play --clock 100`"
+        what = "older" if age.p50 > 0 else "newer"
+        return f"the stamps of the images are {abs(age.p50) / 1e3:.0f} s {what} than the clock of the node: {cure}"
 
 
-def _counts(lost: Mapping[DropReason, int]) -> str:
-    return ", ".join(f"{count} frames lost: {reason.value}" for reason, count in lost.items())
+class Diagnostics:
+    """The publisher and its timer, in every state of the node. statuses: makes the statuses."""
+
+    def __init__(self, node: Node, period_s: float, statuses: Callable[[], Iterable[Status]]) -> None:
+        self._node = node
+        self._statuses = statuses
+        self._hardware_id = platform.node()
+        self._process = psutil.Process()
+        self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        # On the steady clock, because simulated time may be paused.
+        self._timer = node.create_timer(period_s, self._publish, clock=Clock(clock_type=ClockType.STEADY_TIME))
+
+    def configured(self, device_name: str, period_s: float) -> None:
+        """The node is configured: hardware_id is the name of the computer and of its device."""
+        self._hardware_id = f"{platform.node()} {device_name}"
+        self._timer.timer_period_ns = round(period_s * 1e9)
+
+    def resident_memory(self) -> Iterator[tuple[str, int]]:
+        """Memory of this process, in bytes."""
+        yield "resident memory (bytes)", self._process.memory_info().rss
+
+    def _publish(self) -> None:
+        name = self._node.get_fully_qualified_name().lstrip("/")
+        message = DiagnosticArray()
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.status = [
+            DiagnosticStatus(
+                name=f"{name}: {status.name}",
+                level=status.level,
+                message=status.text,
+                hardware_id=self._hardware_id,
+                values=[KeyValue(key=key, value=str(value)) for key, value in status.values.items()],
+            )
+            for status in self._statuses()
+        ]
+        self._publisher.publish(message)
 
 
-def _bad_images(statistics: Statistics, camera: str) -> int:
-    """Images of a camera that could not be decoded: the largest count of a DNN, as every DNN counts each image."""
-    counts = (
-        figures.dropped.get(DropReason.BAD_IMAGE, 0)
-        for (_, name), figures in statistics.by_dnn_and_camera.items()
-        if name == camera
-    )
-    return max(counts, default=0)
+def progress_text(progress: Progress) -> str:
+    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
+    parts = [progress.text]
+    if progress.ready < progress.total:
+        parts.insert(0, f"DNN {progress.ready + 1} of {progress.total}")
+    elif progress.total:
+        parts.insert(0, f"{progress.ready} of {progress.total} DNNs ready")
+    if progress.left_s is not None:
+        parts.append(f"about {progress.left_s:.0f} s left")
+    return ", ".join(parts)
 
 
-def _camera_values(camera: CameraRecord, bad_images: int, now_ns: int) -> dict[str, object]:
-    return {
-        "topic": camera.topic,
-        "received": camera.received,
-        "bad images": bad_images,
-        "rate (Hz)": f"{camera.arrival_hz(now_ns):.2f}",
-        "rate_hz": f"{camera.rate_hz:.2f}" if camera.rate_hz else "unknown",
-        "silent (s)": f"{camera.silent_s(now_ns):.3f}",
-        "image": camera.shape or "none yet",
-        "QoS": camera.qos,
-        **_percentile_values("header stamp to arrival", camera.age(now_ns)),
-        "lost (reported by the middleware)": camera.lost,
-        "missing of the last 10 s (%)": f"{100 * camera.missing(now_ns):.1f}",
-    }
+def dnn_level(now: DnnCameraStatistics, before: DnnCameraStatistics, silence: str) -> tuple[bytes, str]:
+    """Level and message of an enabled DNN on a camera for the time between two statistics. silence: that of the camera,
+    in words; empty: images arrive.
+    """
+    lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
+    if failures := _losses(lost, DropEffect.FAILURE):
+        return ERROR, failures
+    if silence:
+        return STALE, silence
+    warnings = []
+    if missed := now.deadline_misses - before.deadline_misses:
+        warnings.append(f"{missed} deadlines missed")
+    if others := _losses(lost, DropEffect.LOSS):
+        warnings.append(others)
+    done, overwritten = now.published - before.published, lost[DropReason.OVERWRITTEN]
+    if overwritten and done < _MIN_SERVED * (done + overwritten):
+        warnings.append(f"{overwritten} of {done + overwritten} frames overwritten before they were processed")
+    return (WARN, "; ".join(warnings)) if warnings else (OK, f"{now.rate_hz:.1f} Hz")
 
 
-def _dnn_values(figures: DnnCameraStatistics, age: Percentiles) -> dict[str, object]:
+def dnn_values(figures: DnnCameraStatistics, age: Percentiles) -> dict[str, object]:
+    """The values of a DNN on a camera. age: of its results when they were published."""
     values: dict[str, object] = {
         "rate (Hz)": f"{figures.rate_hz:.2f}",
         "offered": figures.offered,
@@ -189,12 +179,19 @@ def _dnn_values(figures: DnnCameraStatistics, age: Percentiles) -> dict[str, obj
     }
     values.update({f"dropped: {reason.value}": figures.dropped.get(reason, 0) for reason in DropReason})
     for step, percentiles in {**figures.latencies, "header stamp to publish": age}.items():
-        values.update(_percentile_values(step, percentiles))
+        values.update(percentile_values(step, percentiles))
     return values
 
 
-def _percentile_values(step: str, percentiles: Percentiles) -> dict[str, object]:
+def percentile_values(step: str, percentiles: Percentiles) -> dict[str, object]:
+    """p50, p95, p99 and max of a step in ms; nan without samples."""
     return {
         f"{step} {name} (ms)": f"{getattr(percentiles, name) if percentiles.count else math.nan:.3f}"
         for name in ("p50", "p95", "p99", "max")
     }
+
+
+def _losses(lost: Mapping[DropReason, int], effect: DropEffect) -> str:
+    return ", ".join(
+        f"{count} frames lost: {reason.value}" for reason, count in lost.items() if count and reason.effect is effect
+    )

@@ -22,8 +22,6 @@ _USER_VARIABLES = {
     "rmw_cyclonedds_cpp": ("CYCLONEDDS_URI",),
     "rmw_fastrtps_cpp": (*_FAST_FILE_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS"),
 }
-#: Files that Fast DDS reads from the working directory.
-_FAST_USER_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
 #: Smallest net.core.rmem_max with which Fast DDS is configured to receive images by UDP: with less, a reliable camera
 #: delivers more through shared memory (docs/cameras.md).
 _UDP_MIN_BYTES = 2_000_000
@@ -48,18 +46,13 @@ def configure(environment: MutableMapping[str, str] = os.environ) -> str:
     if name == "rmw_cyclonedds_cpp":
         variable, value = "CYCLONEDDS_URI", f"file://{config_file('cyclonedds.xml')}"
     elif name == "rmw_fastrtps_cpp" and (rmem_max_bytes() or 0) >= _UDP_MIN_BYTES:
-        if any(Path(file).is_file() for file in _FAST_USER_FILES):
-            return f"middleware: {name} with your profiles in {Path.cwd()}"
-        variable, value = _FAST_FILE_VARIABLES[_is_fast_dds_3()], str(config_file("fastdds_udp.xml"))
+        # Of Fast DDS 2 or 3, whose library is loaded here; that of Fast DDS 2 is libfastrtps.so.
+        variable = _FAST_FILE_VARIABLES["/libfastdds.so" in _MAPS.read_text()]
+        value = str(config_file("fastdds_udp.xml"))
     else:
         return f"middleware: {name} with its own settings"
     environment[variable] = value
     return f"middleware: {name} with {value}, because {variable} is not set"
-
-
-def _is_fast_dds_3() -> bool:
-    """Whether the loaded library is Fast DDS 3; that of Fast DDS 2 is libfastrtps.so."""
-    return "/libfastdds.so" in _MAPS.read_text()
 
 
 def rmem_max_bytes() -> int | None:

@@ -7,12 +7,10 @@ DNN has finished, so the image is copied before that; a JPEG file is decoded whe
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,30 +28,12 @@ from multi_dnn_ros.vision.results import results_by_name
 _MAX_OPEN_FRAMES = 8
 #: For this time, the last result of a DNN is also drawn on frames that the DNN has dropped.
 _HOLD_NS = 1_000_000_000
+#: Minimum time between two log lines.
+_LOG_PERIOD_S = 5.0
+Layers = tuple[Layer, ...]
 
 
-@dataclass(frozen=True)
-class _LastResult:
-    """A DNN's newest results. received_ns: arrival of the frame. finished_ns: when they were ready. size: (H, W)."""
-
-    received_ns: int
-    finished_ns: int
-    size: tuple[int, ...]
-    layers: tuple[Layer, ...]
-
-
-@dataclass
-class _Overlay:
-    """One frame and its results so far. waiting: DNNs that have not finished it. image: a copy, once all have."""
-
-    frame: Frame
-    waiting: set[str]
-    layers: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
-    image: FrameImage | None = None
-
-
-@dataclass(frozen=True)
-class OverlayTopics:
+class OverlayTopics(NamedTuple):
     """The publishers of one camera's overlay. compressed: publishes CompressedImage."""
 
     raw: Any
@@ -75,30 +55,26 @@ class OverlayTopics:
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
-    publishers: topics by camera. dnns: names of each camera's DNNs. kinds: kind of each result, by the result's name.
-    report: called with a message when an overlay cannot be published. report_kind: called with the camera when a result
-    kind cannot be drawn; the overlay shows the others.
-    Only the newest complete frame of a camera is drawn, and never a frame older than the one drawn last. The result of
-    a slow DNN for an older frame is drawn on the next frames.
+    publishers: topics by camera. dnns: number of each camera's DNNs. kinds: kind of each result, by the result's name.
+    log: the node's logger, for what could not be drawn or published. Only the newest complete frame of a camera is
+    drawn, and never a frame older than the one drawn last. The result of a slow DNN for an older frame is drawn on the
+    next frames.
     """
 
     def __init__(
         self,
         publishers: Mapping[str, OverlayTopics],
-        dnns: Mapping[str, tuple[str, ...]],
+        dnns: Mapping[str, int],
         kinds: Mapping[str, ResultKind],
-        report: Callable[[str], None],
-        report_kind: Callable[[str, DrawFailure], None],
+        log: Any,
     ) -> None:
-        self._publishers = publishers
-        self._kinds = kinds
-        self._dnns = dnns
-        self._report = report
-        self._report_kind = report_kind
-        self._open: dict[str, OrderedDict[Frame, _Overlay]] = {camera: OrderedDict() for camera in publishers}
-        self._latest: dict[str, dict[str, _LastResult]] = {camera: {} for camera in publishers}
+        self._publishers, self._dnns, self._kinds, self._log = publishers, dnns, kinds, log
+        #: By camera, the unfinished frames, each with the layers of the DNNs that have finished it; empty: dropped.
+        self._open: dict[str, dict[Frame, dict[str, Layers]]] = {camera: {} for camera in publishers}
+        #: By camera and DNN, the newest result that was not dropped: its frame, when it was ready, its layers.
+        self._latest: dict[str, dict[str, tuple[Frame, tuple[int, int], int, Layers]]] = {it: {} for it in publishers}
         self._newest_ns = dict.fromkeys(publishers, 0)  # arrival time of the newest complete frame
-        self._ready: dict[str, _Overlay] = {}
+        self._ready: dict[str, tuple[Frame, FrameImage, list[Layer]]] = {}
         self._wake = threading.Condition()
         self._ended = False
         self.thread = threading.Thread(target=self._run, name="overlay", daemon=True)
@@ -106,28 +82,27 @@ class OverlayPublisher:
 
     def add(self, result: Result) -> None:
         """Add a result; to be called before the memory of the frame's image is released. Does not draw."""
-        if not self._is_watched(result.frame.camera):
+        camera, frame, timing = result.frame.camera, result.frame, result.timing
+        if not self._is_watched(camera):
             return
-        latency_ms = result.timing.arrival_to_result_ns / 1e6
-        layers = tuple(
-            Layer(name, self._kinds[name], output, latency_ms)
-            for name, output in results_by_name(result.dnn, result.output).items()
-        )
-        last = _LastResult(result.frame.received_ns, result.timing.finished_ns, result.frame.size, layers)
-        self._finish(result.dnn, result.frame, last)
+        latency_ms = timing.arrival_to_result_ns / 1e6
+        found = results_by_name(result.dnn, result.output).items()
+        layers = tuple(Layer(name, self._kinds[name], output, latency_ms) for name, output in found)
+        with self._wake:
+            self._latest[camera][result.dnn] = frame, frame.size, timing.finished_ns, layers
+        self._finish(result.dnn, frame, layers)
 
     def skip(self, drop: Drop) -> None:
         """A DNN has dropped a frame."""
         if self._is_watched(drop.frame.camera):
-            self._finish(drop.dnn, drop.frame, None)
+            self._finish(drop.dnn, drop.frame, ())
 
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread; False if it did not end in time."""
+    def stop(self, timeout_s: float) -> None:
+        """End the thread, which may still be alive after the timeout."""
         with self._wake:
             self._ended = True
             self._wake.notify()
         self.thread.join(timeout_s)
-        return not self.thread.is_alive()
 
     def _is_watched(self, camera: str) -> bool:
         """Whether the overlay has a subscription; otherwise, forget its unfinished frames and last results."""
@@ -139,35 +114,39 @@ class OverlayPublisher:
                 self._latest[camera].clear()
         return False
 
-    def _finish(self, dnn: str, frame: Frame, last: _LastResult | None) -> None:
+    def _finish(self, dnn: str, frame: Frame, layers: Layers) -> None:
         camera = frame.camera
         with self._wake:
-            if last is not None:
-                self._latest[camera][dnn] = last
+            frames = self._open[camera]
             if frame.received_ns < self._newest_ns[camera]:
                 return
-            overlays = self._open[camera]
-            overlay = overlays.get(frame)
-            if overlay is None:
-                overlay = overlays[frame] = _Overlay(frame, set(self._dnns[camera]))
-                if len(overlays) > _MAX_OPEN_FRAMES:
-                    overlays.popitem(last=False)
-            overlay.waiting.discard(dnn)
-            if last is not None:
-                overlay.layers[dnn] = last.layers
-            if overlay.waiting:
+            found = frames.setdefault(frame, {})
+            found[dnn] = layers
+            if len(frames) > _MAX_OPEN_FRAMES:
+                del frames[next(iter(frames))]
+            if len(found) < self._dnns[camera]:
                 return
-            del overlays[frame]
-            if not overlay.layers:
+            del frames[frame]
+            if not any(found.values()):
                 return
             self._newest_ns[camera] = frame.received_ns
-            for older in [other for other in overlays if other.received_ns < frame.received_ns]:
-                del overlays[older]
-        overlay.image = frame.source.copy()  # without the lock, which the DNNs of other cameras need
+            self._open[camera] = {it: each for it, each in frames.items() if it.received_ns > frame.received_ns}
+            drawn = [layer for each in found.values() for layer in each] + self._held(frame, found)
+        image = frame.source.copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
             if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer frame
-                self._ready[camera] = overlay
+                self._ready[camera] = frame, image, drawn
                 self._wake.notify()
+
+    def _held(self, frame: Frame, found: Mapping[str, Layers]) -> list[Layer]:
+        """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
+        return [
+            replace(layer, stale=True)
+            for dnn, (last, size, finished_ns, layers) in self._latest[frame.camera].items()
+            if not found[dnn] and size == frame.size
+            if last.received_ns <= frame.received_ns <= finished_ns + _HOLD_NS
+            for layer in layers
+        ]
 
     def _run(self) -> None:
         while True:
@@ -176,26 +155,13 @@ class OverlayPublisher:
                 if self._ended:
                     return
                 camera = next(iter(self._ready))  # the dict is ordered, so cameras alternate
-                overlay = self._ready.pop(camera)
-                layers = [*chain(*overlay.layers.values()), *self._held(camera, overlay)]
+                frame, image, layers = self._ready.pop(camera)
             try:
-                assert overlay.image is not None
-                pixels = draw(pixels_of(overlay.image), layers, partial(self._report_kind, camera))
-                self._publishers[camera].publish(pixels, overlay.frame.context)
+                pixels = draw(pixels_of(image), layers, partial(self._report, f"the overlay of camera {camera}"))
+                self._publishers[camera].publish(pixels, frame.context)
             except (Exception, SystemExit) as error:  # one failed overlay must not end the thread
-                self._report(
-                    f"the overlay of camera {camera} was not published for one frame: {type(error).__name__}: {error}"
-                )
-            del overlay, layers  # keep no reference to the frame while waiting
+                self._report(f"an overlay of camera {camera} was not published: {type(error).__name__}", error)
+            del frame, image, layers  # keep no reference to the frame while waiting
 
-    def _held(self, camera: str, overlay: _Overlay) -> list[Layer]:
-        """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
-        frame, size = overlay.frame, overlay.frame.size
-        return [
-            replace(layer, stale=True)
-            for dnn, last in self._latest[camera].items()
-            if dnn not in overlay.layers
-            and last.size == size
-            and last.received_ns <= frame.received_ns <= last.finished_ns + _HOLD_NS
-            for layer in last.layers
-        ]
+    def _report(self, what: str, problem: DrawFailure | BaseException) -> None:
+        self._log.warning(f"{what}: {problem}", throttle_duration_sec=_LOG_PERIOD_S)

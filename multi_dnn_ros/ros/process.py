@@ -1,4 +1,4 @@
-"""The process of the node: command line, executor, signals, exit. SIGINT and SIGTERM end it with exit code 0."""
+"""The process of the node: command line, executor, reports to systemd, exit code 0 after SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
-import time
 import traceback
+from collections.abc import MutableMapping
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import rclpy
+from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import ParameterException
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
-from multi_dnn_ros.ros.service_status import ServiceManager, ServiceStatus
 from multi_dnn_ros.serving import engine_main
 from multi_dnn_ros.serving.memory import configure_malloc, return_free_memory_every
 from multi_dnn_ros.serving.thread_switching import short_switch_interval
@@ -29,21 +30,24 @@ from multi_dnn_ros.settings.params_sections import files_in, read_sections, requ
 
 #: Maximum delay until a signal is noticed while no callback runs.
 _POLL_S = 0.1
-#: Maximum time to send pending responses of services before exit.
-_RESPONSE_S = 0.2
 #: Period of returning free memory to the system. Mapping the pages that are needed again takes about a millisecond per
 #: minute.
 _FREE_MEMORY_S = 60.0
-#: Consecutive failing callbacks after which the node ends.
-_MAX_ERRORS = 100
+
+#: Maximum period of the messages to systemd.
+_STATUS_PERIOD_S = 1.0
+#: While configuring, which may take minutes, the time that systemd grants beyond TimeoutStartSec; renewed every period.
+_EXTEND_S = 30.0
+#: systemd ignores messages above 4096 bytes; this leaves room for the other fields.
+_MAX_TEXT = 1000
+log = logging.getLogger(__name__)
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run the node until a signal ends it. Returns the exit code: 1 if threads hang, else 0.
+    """Run the node until a signal ends it. Returns the exit code: 0.
 
     Raises ParamsFileError: a parameter file is missing, empty or not YAML, or none of them has parameters for the node.
-    Raises CommandError: the command line, or a parameter of rclpy such as use_sim_time, is invalid. Raises the last
-    error if _MAX_ERRORS callbacks in a row fail.
+    Raises CommandError: the command line, or a parameter of rclpy such as use_sim_time, is invalid.
     """
     params_files = files_in(sys.argv if args is None else args)
     for file in params_files:  # rclpy's errors do not name the node, and it accepts an empty file
@@ -54,44 +58,45 @@ def run(args: list[str] | None = None) -> int:
     # The garbage collections at interpreter exit would take more than a second on PyTorch's objects.
     atexit.register(gc.freeze)
     with short_switch_interval():
-        code = _run(args, params_files, stop)
-    if engine_main.is_loading():  # with `isolation: none`
-        _exit_at_once(code)
-    return code
+        hung = _run(args, params_files, stop)
+    if hung or engine_main.is_loading():  # the latter with `isolation: none`
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1 if hung else 0)
+    return 0
 
 
-def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> int:
+def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> bool:
+    """Whether threads hang."""
     try:
         middleware = configure()
         # rclpy's handlers would shut the context down at once, and frames in progress could not be published.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except KeyboardInterrupt:
-        return 0
+        return False
     except Exception as error:  # invalid command line or parameter file, for which rclpy raises several types
         raise CommandError(f"rclpy cannot start ({type(error).__name__}): {error}") from error
     node: MultiDnnNode | None = None
-    forward: logging.Handler | None = None
-    log = logging.getLogger("multi_dnn_ros")
     service: ServiceStatus | None = None
-    executor = SingleThreadedExecutor()
+    package_log = logging.getLogger("multi_dnn_ros")
+    forward: logging.Handler = logging.NullHandler()
+    executor = MultiThreadedExecutor(2)  # one thread for a transition, one for everything else
     try:
-        try:
-            node = MultiDnnNode()
-        except ParameterException as error:  # of rclpy's own parameters, such as use_sim_time
-            raise CommandError(str(error)) from error
+        node = MultiDnnNode()
         stop.node = node
         # Only now, because remaps may change the name of the node.
         for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
             node.get_logger().warning(warning)
         node.get_logger().info(middleware)
         forward = _RosLog(node.get_logger())
-        log.addHandler(forward)
-        log.setLevel(int(node.get_logger().get_effective_level()))  # Python and rclpy number the levels alike
-        manager = ServiceManager.from_environment()
-        if manager is not None:
-            service = ServiceStatus(manager, node.service_state, autostart=node.autostart)
+        package_log.addHandler(forward)
+        package_log.setLevel(int(node.get_logger().get_effective_level()))  # Python and rclpy number the levels alike
+        service = ServiceStatus(node)
         executor.add_node(node)
-        _spin(executor, node, stop, service)
+        _spin(executor, node, stop)
+    except ParameterException as error:  # of rclpy's own parameters, such as use_sim_time
+        raise CommandError(str(error)) from error
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
@@ -104,53 +109,74 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
             if service is not None:
                 service.stopping(reason)
             node.close()
-            _send_responses(executor, node)
-        if node is not None:
-            executor.remove_node(node)
+            executor.shutdown(timeout_sec=0.0)
             node.destroy_node()
-        executor.shutdown()
-        if forward is not None:
-            log.removeHandler(forward)
-            log.setLevel(logging.NOTSET)
+        package_log.removeHandler(forward)
+        package_log.setLevel(logging.NOTSET)
         rclpy.try_shutdown()
-        stop.restore()
-    return 1 if node is not None and node.hung else 0
+    return node is not None and bool(node.hung)
 
 
-def _spin(
-    executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal, service: ServiceStatus | None
-) -> None:
-    errors = 0
+def _spin(executor: MultiThreadedExecutor, node: MultiDnnNode, stop: _StopSignal) -> None:
     while stop.number is None and rclpy.ok():
         try:
             executor.spin_once(timeout_sec=_POLL_S)
-            errors = 0
         except ExternalShutdownException:
             raise
         except Exception:  # raised by a callback
-            errors += 1
-            follows = "the node keeps running"
-            if errors >= _MAX_ERRORS:
-                follows = f"the node ends after {errors} failures in a row"
-            node.get_logger().error(f"a callback failed; {follows}: {traceback.format_exc()}")
-            if errors >= _MAX_ERRORS:
-                raise
-        if service is not None:
-            service.update()
+            node.get_logger().error(f"a callback failed; the node keeps running: {traceback.format_exc()}")
 
 
-def _exit_at_once(code: int) -> NoReturn:
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+class ServiceStatus:
+    """The messages of one node, sent by a timer of its executor: if another callback blocks, the heartbeats stop.
 
+    With the parameter `autostart` the service is ready when the node is active, otherwise as soon as the node responds,
+    because another process configures it. environment: the variables of the protocol are removed from it, so that child
+    processes do not use them; without NOTIFY_SOCKET nothing is sent.
+    """
 
-def _send_responses(executor: SingleThreadedExecutor, node: MultiDnnNode) -> None:
-    """Send the pending responses of services, such as to the client of a transition that the signal has cancelled."""
-    end = time.monotonic() + _RESPONSE_S
-    while node.pending_responses and rclpy.ok() and time.monotonic() < end:
-        executor.spin_once(timeout_sec=_RESPONSE_S / 10)
+    def __init__(self, node: MultiDnnNode, environment: MutableMapping[str, str] = os.environ) -> None:
+        self._node = node
+        address, period_us, pid = (
+            environment.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+        )
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        watches = period_us.isdigit() and pid in ("", str(os.getpid()))
+        self._always: dict[str, str | int] = {"WATCHDOG": 1} if watches else {}
+        self._ready, self._text, self._warned = False, "", False
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)  # a manager that does not read must not block the service
+            period_s = min(_STATUS_PERIOD_S, int(period_us) / 4e6) if watches else _STATUS_PERIOD_S
+            node.create_timer(period_s, self._update, clock=Clock(clock_type=ClockType.STEADY_TIME))
+
+    def stopping(self, reason: str) -> None:
+        """The node shuts down. reason: one line."""
+        self._send(STOPPING=1, STATUS=reason)
+
+    def _update(self) -> None:
+        status, fields = self._node.status(), dict(self._always)
+        if not self._ready and (status.values["state"] == "active" or not self._node.autostart):
+            fields["READY"] = 1
+        if not self._ready and status.values["state"] == "configuring":
+            fields["EXTEND_TIMEOUT_USEC"] = round(_EXTEND_S * 1e6)
+        if status.text != self._text:
+            fields["STATUS"] = "; ".join(status.text.splitlines())[:_MAX_TEXT]
+        if fields and self._send(**fields):
+            self._ready, self._text = self._ready or "READY" in fields, status.text
+
+    def _send(self, **fields: str | int) -> bool:
+        """Send one message, and return whether it was sent. fields: such as READY=1. Logs the first failure."""
+        try:
+            if self._address:
+                message = "\n".join(f"{name}={value}" for name, value in fields.items())
+                self._socket.sendto(message.encode(errors="replace"), self._address)
+        except OSError as error:
+            if not self._warned:
+                log.warning("NOTIFY_SOCKET = %r: a message to systemd could not be sent: %s", self._address, error)
+            self._warned = True
+            return False
+        return True
 
 
 class _StopSignal:
@@ -161,26 +187,16 @@ class _StopSignal:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.ending = False
         self.node: MultiDnnNode | None = None
-        self._before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        except ValueError:
-            pass  # only the main thread can handle signals
-
-    def restore(self) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self.ending = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None or self.ending:
-            return
-        self.number = number
-        if self.node is None:
-            raise KeyboardInterrupt
+        if self.number is None and not self.ending:
+            self.number = number
+            if self.node is None:
+                raise KeyboardInterrupt
 
 
 class _RosLog(logging.Handler):

@@ -1,32 +1,43 @@
-"""Converts results to messages. Every message has the header of its image."""
+"""Converts results to messages, each with the header of its image; QoS of their topics."""
 
 from __future__ import annotations
 
 import array
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
-from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
+from vision_msgs.msg import Detection2D, Detection2DArray, LabelInfo, ObjectHypothesisWithPose, VisionClass
 
 from multi_dnn_ros.vision.ground import GroundPoints
 from multi_dnn_ros.vision.results import NO_CLASS, Detections, InstanceMasks, Lanes, Mask
 
-try:
-    from vision_msgs.msg import LabelInfo as LabelInfo
-    from vision_msgs.msg import VisionClass
-except ImportError:  # vision_msgs before 4.0
-    LabelInfo = VisionClass = None
-
+#: Results: reliable, so that reliable and best-effort subscriptions receive them.
+RESULTS = QoSProfile(depth=10)
+#: Images: a slow subscriber receives the newest one.
+IMAGES = QoSProfile(depth=1)
+#: Kept for late subscribers.
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 #: All fields have the same type, which sensor_msgs_py.point_cloud2.read_points_numpy requires.
 POINT_FIELDS = ("u", "v", "lane", "score")
 GROUND_FIELDS = ("x", "y", "z", "lane", "score")
 #: Quality of overlays; with it, docs/overlay.png (960x540) takes 93 kB.
 _JPEG_QUALITY = 85
+
+
+def message_class(msgtype: str) -> Any:
+    """The class of a message type such as ``sensor_msgs/msg/Image``. Raises LookupError: the type is not installed."""
+    package, _, name = msgtype.replace("/msg/", "/").partition("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise LookupError(f"message type {msgtype} is not installed") from error
 
 
 def detections_message(detections: Detections, header: Header) -> Detection2DArray:
@@ -43,17 +54,14 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
             detections.boxes.tolist(), detections.scores.tolist(), detections.class_ids.tolist(), strict=True
         )
     ]
-    if detections.ids is not None and hasattr(Detection2D, "id"):  # not in vision_msgs before 4.0
+    if detections.ids is not None:
         for detection, identity in zip(message.detections, detections.ids.tolist(), strict=True):
             detection.id = str(identity) if identity else ""
     return message
 
 
-def label_info_message(labels: Sequence[str], threshold: float, header: Header) -> Any:
-    """vision_msgs/LabelInfo: the name of each class number. threshold: minimum score of a detection.
-
-    To be called only if vision_msgs has this type (LabelInfo is not None).
-    """
+def label_info_message(labels: Sequence[str], threshold: float, header: Header) -> LabelInfo:
+    """vision_msgs/LabelInfo: the name of each class number. threshold: minimum score of a detection."""
     classes = [VisionClass(class_id=index, class_name=name) for index, name in enumerate(labels)]
     return LabelInfo(header=header, class_map=classes, threshold=threshold)
 

@@ -64,13 +64,16 @@ def inactive(start_node: Callable[..., Node]) -> Node:
     return start_node({"autostart": False, "dnns": ["object"]}, name="/robot/multi_dnn", program="multi_dnn_node")
 
 
-def test_cleanup_cancels_configuring(client: Client, inactive: Node) -> None:
+def test_the_node_responds_while_it_is_configured(client: Client, inactive: Node) -> None:
     configured = inactive.request_state("configure")
     client.wait_for(has_state(inactive, "configuring"), "configuring")
-    assert not inactive.change_state("configure"), "one transition at a time"
-    assert inactive.change_state("cleanup")
+    assert inactive.state() == "configuring"
+    for transition in ("configure", "cleanup"):
+        assert not inactive.change_state(transition), "one transition at a time"
+    assert inactive.try_to_set("dnn.object.enable", False), "parameters are fixed while they are in use"
     client.wait_for(configured.done, "the response to configure")
-    assert not configured.result().success
+    assert configured.result().success
+    assert inactive.change_state("cleanup")
     assert inactive.state() == "unconfigured"
 
 

@@ -13,7 +13,7 @@ from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 
-from multi_dnn_ros.ros.qos import LATCHED
+from multi_dnn_ros.ros.result_messages import LATCHED
 
 
 class Listener:

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _forks(forked_children: None) -> None:
-    """Nodes and cameras are forks; test_process_life.py of test/ros starts nodes as a user does."""
+    """Nodes and cameras are forks; test/acceptance starts nodes as a user does."""

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from node_bench import POISON, Bench, image
-from sensor_msgs.msg import CompressedImage
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.pipeline.build import build as build_for_real
@@ -49,39 +46,6 @@ def count_of(bench: Bench, status: str, key: str) -> int:
     return int(bench.status(status).by_key.get(key, 0))
 
 
-def test_every_kind_of_bad_image_is_counted_and_the_next_one_served(bench: Bench) -> None:
-    start(bench)
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    for number, (fault, spoil) in enumerate(BAD.items(), start=1):
-        bad = image(stamp=number)
-        spoil(bad)
-        camera.publish(bad)
-        bench.until(
-            lambda number=number: count_of(bench, "object on front", "dropped: bad_image") == number,
-            f"the count of an image with {fault}",
-        )
-        served_after(bench, heard, camera, image(stamp=100 + number))
-    assert [message.header.stamp.sec for message in heard] == [101 + number for number in range(len(BAD))]
-
-
-def test_every_kind_of_bad_file_is_counted_and_the_next_one_served(bench: Bench) -> None:
-    start(bench, {"camera.front.transport": "compressed", "camera.front.max_pixels": 1_000_000})
-    heard = bench.listen(OUT, Detection2DArray)
-    camera = bench.camera("/front/image_raw/compressed", CompressedImage)
-    picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    jpeg, png = (cv2.imencode(end, picture)[1].tobytes() for end in (".jpg", ".png"))
-    # A small file that would become 10,000 x 10,000 pixels.
-    bomb = cv2.imencode(".png", np.zeros((10_000, 10_000), np.uint8))[1].tobytes()
-    files = [jpeg[: len(jpeg) // 2], png[: len(png) // 2], b"", b"not an image", bomb, jpeg[:30]]
-    for number, data in enumerate(files, start=1):
-        camera.publish(CompressedImage(header=image(stamp=number).header, format="jpeg", data=data))
-        bench.until(
-            lambda number=number: count_of(bench, "object on front", "dropped: bad_image") == number,
-            f"the count of file {number}",
-        )
-        served_after(bench, heard, camera, CompressedImage(header=image(stamp=50).header, format="jpeg", data=jpeg))
-
-
 def test_outputs_that_are_not_finite_are_counted_and_logged(bench: Bench) -> None:
     start(bench, {"dnns": ["object", "dizzy"], "dnn.dizzy.role": "object", "dnn.dizzy.model": "x.onnx"})
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
@@ -92,20 +56,6 @@ def test_outputs_that_are_not_finite_are_counted_and_logged(bench: Bench) -> Non
     bench.until(lambda: count_of(bench, "dizzy on front", "published") == 1, "the DNN that was dizzy")
 
 
-def test_a_publisher_of_another_type_does_no_harm(bench: Bench, stranger: Any) -> None:
-    start(bench, {"stale_after_s": 0.3})
-    wrong = stranger.create_publisher(CompressedImage, "/front/image_raw", 10)
-    bench.until(lambda: bench.nodes[0].count_publishers("/front/image_raw") == 1, "the node to find the publisher")
-    for _ in range(5):
-        wrong.publish(CompressedImage(format="jpeg", data=b"x" * 100))
-        bench.executor.spin_once(timeout_sec=0.05)
-    bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
-    assert count_of(bench, "camera front", "received") == 0
-    stranger.destroy_publisher(wrong)
-    heard = bench.listen(OUT, Detection2DArray)
-    served_after(bench, heard, bench.camera(), image())
-
-
 def refused(bench: Bench, parameters: dict, *words: str, build: Any = build_for_real) -> None:
     """Configuring fails with these words in the diagnostics, and the node stays up."""
     bench.node(parameters, build=build)
@@ -114,10 +64,6 @@ def refused(bench: Bench, parameters: dict, *words: str, build: Any = build_for_
     for word in words:
         assert word in bench.status("node").message
     assert bench.state() == "unconfigured"
-
-
-def test_two_cameras_of_one_name(bench: Bench) -> None:
-    refused(bench, {"cameras": ["front", "front"]}, "cameras", "front", "twice")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -181,9 +127,3 @@ def test_all_wrong_files_and_combinations_are_reported_together(bench: Bench, tm
     lines = problems_of(bench)
     assert any("missing.onnx': there is no such file" in line for line in lines), lines
     assert any("lane.keep = ['cat']: no class 'cat'" in line for line in lines), lines
-
-
-def test_the_list_of_outputs_of_a_dnn_that_does_not_exist_can_be_deleted(bench: Bench) -> None:
-    bench.node({"dnn.objekt.outputs": ["boxes"]})
-    assert bench.set("dnn.objekt.outputs", None) == (True, "")
-    assert bench.change("configure")

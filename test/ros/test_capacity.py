@@ -81,14 +81,6 @@ def test_values_contain_what_was_not_predicted() -> None:
     assert "not predicted 6" not in values
 
 
-def test_without_a_rate_there_is_no_capacity(bench: Bench) -> None:
-    bench.node({"cameras": ["front", "rear"], "camera.front.rate_hz": 10.0})
-    assert bench.change("configure")
-    reports = len(bench.reports)
-    bench.until(lambda: len(bench.reports) > reports + 2, "reports")
-    assert bench.status("capacity").level == -1
-
-
 def test_a_failed_capacity_check_does_not_prevent_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: object) -> None:
         raise ValueError("sofa")

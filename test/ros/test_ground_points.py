@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builtin_interfaces.msg import Time
 from node_bench import Bench, image
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, PointCloud2
 
-from multi_dnn_ros.ros import serving_session
-from multi_dnn_ros.ros.transforms import PoseError, Transforms
+from multi_dnn_ros.ros import served_dnns
 
 PIXELS, METRES = "/multi_dnn/front/lane/points", "/multi_dnn/front/lane/ground_points"
 INFO = "/front/camera_info"
@@ -31,7 +29,7 @@ X, Y = HEIGHT * 8.0 / 2.5, HEIGHT * 3.5 / 2.5
 
 @pytest.fixture(autouse=True)
 def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_session, "_CHECK_PERIOD_S", 0.05)
+    monkeypatch.setattr(served_dnns, "_CHECK_PERIOD_S", 0.05)
 
 
 def info(**values: Any) -> CameraInfo:
@@ -121,11 +119,9 @@ def test_points_are_published_in_metres_and_in_pixels(rig: Rig) -> None:
     (pixels,) = [it for it in rig.pixels if it.header.stamp == cloud.header.stamp]
     assert pixels.header.frame_id == f"frame{pixels.header.stamp.sec}"
     assert len(rows(pixels)) == 2
-    rig.bench.until(lambda: rig.status().by_key.get("points published", "0") != "0", "the counts")
-    status = rig.status()
-    assert (status.level, status.message) == (OK, "points in base_link")
-    assert status.by_key["points published"] == status.by_key["left out: above the horizon"]
-    assert status.by_key["CameraInfo"] == INFO
+    rig.bench.until(lambda: rig.status().message == "points in base_link", "the status")
+    assert rig.status().level == OK
+    assert rig.status().by_key["CameraInfo"] == INFO
 
 
 def test_nothing_is_computed_unless_somebody_listens(bench: Bench) -> None:
@@ -166,7 +162,8 @@ def test_without_camera_info(bench: Bench) -> None:
     rig = Rig(bench, {"stale_after_s": 0.2}, height_m=HEIGHT)
     rig.listen()
     text = rig.warning(None)
-    assert f"no CameraInfo on {INFO}" in text
+    assert "no CameraInfo" in text
+    assert INFO in text
     assert "camera.front.info_topic" in text
 
 
@@ -205,8 +202,7 @@ def test_position_frame_and_range(bench: Bench) -> None:
     assert rig.metres[-1].header.frame_id == "rear_axle"
     far = (12.0, *K[1:4], 12.0, *K[5:])  # a longer focal length: the point is 7.5 m away
     rig.infos.publish(info(k=far))
-    rig.frames(lambda: rig.status().by_key["left out: beyond ground_range_m"] != "0", (8, 6))
-    assert len(rows(rig.metres[-1])) == 0
+    rig.frames(lambda: len(rows(rig.metres[-1])) == 0, (8, 6))
 
 
 class FakeTf(ModuleType):
@@ -228,7 +224,7 @@ class FakeTf(ModuleType):
         def unregister() -> None:
             self.open -= 1
 
-        return SimpleNamespace(unregister=unregister)
+        return SimpleNamespace(unregister=unregister, buffer=buffer)
 
     def clear(self) -> None:
         self.cleared += 1
@@ -255,7 +251,7 @@ def test_the_pose_from_tf(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     assert tf.open == 0
     rig.listen()
     text = rig.warning(info())
-    assert "TF has no transform from frame" in text
+    assert "TF has no transform from" in text
     assert "does not exist" in text
     assert "camera.front.height_m" in text
     tf.transform = optical(HEIGHT)
@@ -268,32 +264,6 @@ def test_the_pose_from_tf(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     assert tf.open == 1
     assert bench.change("deactivate")
     assert tf.open == 0
-
-
-def test_the_pose_from_a_real_tf(bench: Bench) -> None:
-    """Only on a real ROS 2 with tf2_ros: a static transform, which is published once."""
-    pytest.importorskip("tf2_ros")
-    from geometry_msgs.msg import Quaternion, Transform, TransformStamped, Vector3
-    from rclpy.qos import DurabilityPolicy
-    from tf2_msgs.msg import TFMessage
-
-    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-    statics = bench.peer.create_publisher(TFMessage, "/tf_static", latched)
-    rig = Rig(bench)
-    rig.listen()
-    assert "TF has no transform from frame" in rig.warning(info())
-    # The frame ids of the images are frame1, frame2 and so on.
-    message = TFMessage()
-    for number in range(1, 400):
-        stamped = TransformStamped(child_frame_id=f"frame{number}")
-        stamped.header.frame_id = "base_link"
-        stamped.transform = Transform(
-            translation=Vector3(x=1.0, y=0.0, z=HEIGHT), rotation=Quaternion(x=-0.5, y=0.5, z=-0.5, w=0.5)
-        )
-        message.transforms.append(stamped)
-    statics.publish(message)
-    assert rig.points(info())[:, :3] == pytest.approx(np.array([[1.0 + X, Y, 0.0]]), rel=1e-5)
-    bench.until(lambda: rig.status().level == OK, "the status")
 
 
 def set_clock(bench: Bench, clocks: Any, seconds: int) -> None:
@@ -324,42 +294,6 @@ def test_transforms_are_forgotten_when_time_is_set_back(bench: Bench, monkeypatc
     assert bench.change("deactivate")
     set_clock(bench, clocks, 900)
     assert tf.cleared == before + 1
-
-
-def test_a_repeated_recording_with_a_real_tf(bench: Bench) -> None:
-    """Only on a real ROS 2 with tf2_ros, which keeps 10 s of transforms and rejects older ones."""
-    pytest.importorskip("tf2_ros")
-    from geometry_msgs.msg import Quaternion, TransformStamped
-    from tf2_msgs.msg import TFMessage
-
-    node = bench.node({"use_sim_time": True})
-    clocks = bench.peer.create_publisher(Clock, "/clock", QoSProfile(depth=10))
-    moving = bench.peer.create_publisher(TFMessage, "/tf", QoSProfile(depth=10))
-    transforms = Transforms(node)
-    transforms.open()
-    bench.until(lambda: moving.get_subscription_count() > 0, "the subscription to /tf")
-
-    def send_poses(seconds: int) -> None:
-        message = TFMessage()
-        for stamp in (seconds - 1, seconds + 1):
-            moved = TransformStamped(child_frame_id="camera")
-            moved.header.frame_id, moved.header.stamp.sec = "base_link", stamp
-            moved.transform.rotation = Quaternion(x=-0.5, y=0.5, z=-0.5, w=0.5)
-            message.transforms.append(moved)
-        moving.publish(message)
-
-    def has_pose(seconds: int) -> bool:
-        try:
-            transforms.pose("base_link", "camera", Time(sec=seconds))
-        except PoseError:
-            return False
-        return True
-
-    for seconds in (1000, 1030, 1000, 1030):
-        set_clock(bench, clocks, seconds)
-        send_poses(seconds)  # once: a message that arrives after the clock was set back would be the newest again
-        bench.until(lambda seconds=seconds: has_pose(seconds), f"the pose at {seconds} s")
-    transforms.close()
 
 
 def test_without_tf_and_without_parameters(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

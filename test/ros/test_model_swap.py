@@ -70,20 +70,6 @@ def test_a_model_that_fails_leaves_the_former_one(rig: Rig, word: str, reason: s
     rig.wait_class("1")
 
 
-def test_a_callback_that_sets_another_model_when_one_is_set_back_begins_a_swap(rig: Rig) -> None:
-    def choose_another(parameters: list[Parameter]) -> None:
-        if [(each.name, each.value) for each in parameters] == [("dnn.object.model", "builtin:object")]:
-            (result,) = rig.node.set_parameters([Parameter("dnn.object.model", value="1")])
-            assert result.successful
-
-    rig.node.add_post_set_parameters_callback(choose_another)
-    rig.swap("2,wrong")
-    rig.wait_class("1")
-    rig.wait_status("took over")
-    assert rig.value("dnn.object.model") == "1"
-    assert not rig.node.set_parameters([Parameter("dnn.object.model", value="missing.onnx")])[0].successful
-
-
 def test_impossible_changes_are_refused_at_once(rig: Rig) -> None:
     for name, value, reason in (
         ("dnn.object.model", "missing.onnx", "parameter dnn.object.model is 'missing.onnx': there is no such file"),
@@ -120,41 +106,6 @@ def test_parameters_of_one_request_are_one_swap(rig: Rig) -> None:
     status = rig.wait_status("object, pedestrian took over")
     assert status.by_key["settings"] == ("dnn.object.model = '1', dnn.object.jobs = 2, dnn.pedestrian.model = '1'")
     rig.until(lambda: rig.classes("pedestrian")[-1] == "1", "the new model of pedestrian")
-    rig.check_accounts()
-
-
-def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
-    previous = rig.pid()
-    rig.swap("1,long")
-    rig.wait_status("preparing object: DNN 1 of 2, compiling job")
-    rig.swap("1", "pedestrian")
-    rig.until(lambda: len(engine_pids()) == 2, "the end of the first new process")
-    rig.swap("1")
-    status = rig.wait_status("took over")
-    assert status.message.startswith("object, pedestrian took over") or status.message.startswith("pedestrian, object")
-    rig.wait_class("1")
-    rig.swap(rig.held("0"))
-    rig.wait_status("preparing")
-    rig.swap("1")
-    rig.wait_status("cancelled: the parameters have the served values again")
-    rig.until(lambda: engine_pids() == [rig.pid()], "the end of the cancelled process")
-    assert rig.pid() != previous
-    rig.check_accounts()
-
-
-def test_setting_present_values_again_does_not_restart_the_swap(rig: Rig) -> None:
-    previous = rig.pid()
-    rig.swap(rig.held("1"))  # the call does not wait for the swap
-    rig.wait_status("preparing")
-    rig.until(lambda: len(engine_pids()) == 2, "the new process")
-    (new,) = set(engine_pids()) - {previous}
-    rig.swap(rig.held("1"))
-    jobs = rig.node.get_parameter("dnn.pedestrian.jobs").value
-    assert rig.bench.set("dnn.pedestrian.jobs", jobs) == (True, "")
-    rig.release()
-    rig.wait_status("took over")
-    rig.until(lambda: rig.pid() != previous, "the status of the new process")
-    assert rig.pid() == new
     rig.check_accounts()
 
 

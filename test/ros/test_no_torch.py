@@ -7,7 +7,7 @@ import sys
 
 MODULES = (
     "ros",
-    "ros.serving_session",
+    "ros.served_dnns",
     "ros.camera_input",
     "ros.overlay_publisher",
     "ros.result_publishers",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
 
 import cv2
 import numpy as np
@@ -12,18 +11,10 @@ import pytest
 import torch
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
-from rclpy.node import Node
-from rclpy.parameter import Parameter
-from rclpy.qos import QoSProfile
-from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.backends import jpeg_decoding
-from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.descriptions import EngineDescription
-from multi_dnn_ros.serving.host import Host
-from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 OUT = "/multi_dnn/front/object/detections"
@@ -73,17 +64,6 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert serving_threads() == []
 
 
-def test_a_destroyed_node_is_no_longer_seen(bench: Bench) -> None:
-    node = bench.node()
-    bench.until(lambda: "multi_dnn" in bench.peer.get_node_names(), "the node")
-    bench.executor.remove_node(node)
-    node.close()
-    node.destroy_node()
-    bench.nodes.clear()
-    bench.until(lambda: "multi_dnn" not in bench.peer.get_node_names(), "the end of the node", limit_s=3.0)
-    assert node is not None  # the object still exists
-
-
 def test_autostart_activates_the_node(bench: Bench) -> None:
     bench.node({"autostart": True})
     bench.camera()
@@ -130,16 +110,6 @@ def test_a_dnn_serves_the_cameras_of_its_parameter(bench: Bench) -> None:
     assert bench.peer.count_publishers(OUT) == 0
 
 
-def test_a_compressed_camera(bench: Bench) -> None:
-    start(bench, {"camera.front.transport": "compressed"})
-    heard = bench.listen(OUT, Detection2DArray)
-    _, data = cv2.imencode(".png", np.full((6, 8, 3), 200, np.uint8))
-    message = CompressedImage(header=image(stamp=3).header, format="png", data=data.tobytes())
-    bench.camera("/front/image_raw/compressed", CompressedImage).publish(message)
-    bench.until(lambda: heard, "a detection")
-    assert heard[0].detections[0].results[0].hypothesis.score == pytest.approx(200 / 255)
-
-
 def test_jpeg_images_are_decoded_by_the_engine_and_the_overlay_if_its_device_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,22 +146,6 @@ def test_jpeg_images_are_decoded_by_the_engine_and_the_overlay_if_its_device_can
     assert "camera front, topic /front/image_raw/compressed: data is a truncated JPEG" in log
 
 
-def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
-    start(bench)
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    bad = image(stamp=1)
-    bad.step -= 1
-    camera.publish(bad)
-    bench.until(lambda: bench.status("object on front").by_key.get("dropped: bad_image") == "1", "the count")
-    assert bench.status("camera front").by_key["bad images"] == "1"
-    camera.publish(image(stamp=2))
-    bench.until(lambda: heard, "a detection")
-    assert [message.header.stamp.sec for message in heard] == [2]
-    bench.until(lambda: bench.status("object on front").by_key.get("published") == "1", "the report")
-    counts = bench.status("object on front").by_key
-    assert (counts["offered"], counts["pending"]) == ("2", "0")
-
-
 def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,27 +175,6 @@ def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     assert "poisoned" in lines[0]
 
 
-@pytest.mark.parametrize("size", [(64, 48), (1280, 720)], ids=["decoded on arrival", "decoded in its thread"])
-def test_a_decoding_thread_that_ended_is_an_error(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: tuple[int, int]
-) -> None:
-    start(bench)
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    monkeypatch.setattr(CameraDecoder, "_decode_newest", lambda decoder, **arguments: 1 / 0)
-    camera.publish(image(size=size))
-    bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
-    assert bench.status("node").message == "threads ended with an error: decode-front"
-    assert "ZeroDivisionError" in caplog.text
-    assert heard == []
-    monkeypatch.undo()
-    assert bench.change("deactivate")
-    assert bench.change("activate")
-    bench.until(lambda: camera.get_subscription_count() == 1, "the subscription")
-    camera.publish(image(stamp=2))
-    bench.until(lambda: heard, "a detection")
-    assert [message.header.stamp.sec for message in heard] == [2]
-
-
 def test_every_step_of_a_frame_is_timed(bench: Bench) -> None:
     start(bench)
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
@@ -259,7 +192,6 @@ def test_a_silent_camera_is_stale_until_it_sends_again(bench: Bench) -> None:
     start(bench, {"stale_after_s": 0.5})
     heard, camera, sent = bench.listen(OUT, Detection2DArray), bench.camera(), 0
     bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
-    assert "no image on /front/image_raw since subscribing " in bench.status("camera front").message
 
     def ok_while_sending() -> bool:
         nonlocal sent
@@ -275,65 +207,6 @@ def test_a_silent_camera_is_stale_until_it_sends_again(bench: Bench) -> None:
     bench.until(ok_while_sending, "OK again")
 
 
-def test_runtime_parameters(bench: Bench) -> None:
-    start(bench)
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    camera.publish(image(128, 1))
-    bench.until(lambda: len(heard) == 1, "a detection")
-    assert len(heard[0].detections) == 1
-    assert bench.set("dnn.object.score_threshold", 0.9) == (True, "")
-    camera.publish(image(128, 2))
-    bench.until(lambda: len(heard) == 2, "an empty array")  # published too
-    assert len(heard[1].detections) == 0
-    for name, value in (("priority", 5), ("deadline_ms", 0.001), ("max_age_ms", 1000.0)):
-        assert bench.set(f"dnn.object.{name}", value)[0]
-    camera.publish(image(250, 3))
-    bench.until(lambda: bench.status("object on front").by_key.get("deadline misses") == "1", "the missed deadline")
-    assert bench.set("dnn.object.deadline_ms", 0.0)[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("dnn.object.score_threshold", 1.5, ()),  # refused by its range, in ROS's own words
-        ("dnn.object.score_threshold", "high", ("dnn.object.score_threshold", "'high'", "0 to 1")),
-        ("dnn.object.priority", 1000, ()),
-        ("workers", 3, ("workers", "read-only", "cleanup")),
-        ("camera.front.topic", "/other", ("camera.front.topic", "read-only")),
-        ("dnn.object.jobs", 8, ("dnn.object.jobs", "read-only")),
-    ],
-)
-def test_invalid_changes_of_parameters_are_rejected(
-    bench: Bench, name: str, value: object, words: tuple[str, ...]
-) -> None:
-    start(bench)
-    taken, reason = bench.set(name, value)
-    assert not taken
-    assert reason
-    assert all(word in reason for word in words), reason
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    camera.publish(image())
-    bench.until(lambda: heard, "a detection")  # the node still runs
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("dnn.object.score_treshold", "did you mean dnn.object.score_threshold?"),
-        ("camera.front.topc", "did you mean camera.front.topic?"),
-        ("nonsense", "nonsense: not a parameter of this node"),
-        ("dnn.lane.score_threshold", "'lane' is not in dnns (object); set dnns first, or load the file once more"),
-        ("camera.rear.rate_hz", "'rear' is not in cameras (front); set cameras first, or load the file once more"),
-    ],
-)
-@pytest.mark.skipif(not hasattr(Node, "add_pre_set_parameters_callback"), reason="Humble has no such callback")
-def test_setting_an_unknown_parameter_names_the_most_similar_one(bench: Bench, name: str, words: str) -> None:
-    bench.node()
-    taken, reason = bench.set(name, 0.5)
-    assert not taken
-    assert words in reason
-
-
 def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     start(bench)
     assert bench.change("deactivate")
@@ -343,68 +216,6 @@ def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     assert bench.change("configure")
     assert bench.change("activate")
     bench.camera("/other")
-
-
-def test_a_runtime_parameter_that_changes_just_after_all_were_read_takes_effect(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the thread of the transition continues."""
-    configure = Host.configure
-
-    def change_first(self: Host, config: NodeConfig, progress: Any) -> EngineDescription:
-        (result,) = node.set_parameters([Parameter("dnn.object.score_threshold", value=0.9)])
-        assert result.successful
-        return configure(self, config, progress)
-
-    monkeypatch.setattr(Host, "configure", change_first)
-    node = bench.node()
-    assert bench.change("configure")
-    assert bench.change("activate")
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    camera.publish(image(200))  # a box with score 200 / 255
-    bench.until(lambda: heard, "a result")
-    assert not heard[0].detections
-
-
-def test_a_wrong_parameter_fails_configuring_until_it_is_corrected(bench: Bench) -> None:
-    bench.node({"dnn.object.score_threshold": 7.0, "dnn.object.score_treshold": 0.5})
-    assert not bench.change("configure")
-    assert bench.state() == "unconfigured"
-    bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
-    message = bench.status("node").message
-    for words in ("dnn.object.score_threshold is 7.0", "0 to 1", "score_treshold", "did you mean"):
-        assert words in message
-    assert bench.set("dnn.object.score_threshold", 0.5)[0]
-    assert not bench.change("configure")  # the name with the typing error is still there
-    request = bench.nodes[0].undeclare_parameter
-    request("dnn.object.score_treshold")
-    assert bench.change("configure")
-    assert bench.change("activate")
-
-
-def test_simulated_time(bench: Bench) -> None:
-    bench.node({"use_sim_time": True})
-    clock = bench.peer.create_publisher(Clock, "/clock", QoSProfile(depth=10))
-    bench.until(lambda: clock.get_subscription_count() > 0, "the node's clock subscription")
-    assert bench.change("configure")
-    assert bench.change("activate")
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    sent = image(stamp=1000)
-    tick = Clock()
-    tick.clock.sec = 1002
-
-    def stamped() -> bool:
-        clock.publish(tick)
-        return bool(bench.reports) and bench.reports[-1].header.stamp.sec == 1002
-
-    bench.until(stamped, "diagnostics on the simulated clock")  # published although that clock is paused
-    camera.publish(sent)
-    bench.until(lambda: heard, "a detection")
-    assert heard[0].header == sent.header
-    key = "header stamp to publish p50 (ms)"
-    bench.until(lambda: bench.status("object on front").by_key.get(key, "nan") != "nan", "the age")
-    assert float(bench.status("object on front").by_key[key]) == pytest.approx(2000.0, abs=0.001)
-    assert float(bench.status("object on front").by_key["end_to_end p50 (ms)"]) < 1000.0  # real time
 
 
 def test_stamps_of_another_clock_are_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
@@ -458,26 +269,6 @@ def test_the_compressed_overlay_is_the_overlay_as_jpeg(bench: Bench) -> None:
     expected = np.frombuffer(bytes(plain.data), np.uint8).reshape(48, 64, 3)
     assert pixels.shape == expected.shape
     assert np.abs(pixels.astype(int) - expected).mean() < 12.0
-
-
-def test_two_nodes_in_namespaces_are_independent(bench: Bench) -> None:
-    for namespace in ("left_robot", "right_robot"):
-        bench.node(namespace=namespace)
-        for transition in ("configure", "activate"):
-            assert bench.change(transition, f"/{namespace}/multi_dnn")
-    heard = {
-        name: bench.listen(f"/{name}/multi_dnn/front/object/detections", Detection2DArray)
-        for name in ("left_robot", "right_robot")
-    }
-    left = bench.camera("/left_robot/front/image_raw")
-    right = bench.camera("/right_robot/front/image_raw")
-    for number in range(1, 4):
-        left.publish(image(stamp=number))
-        bench.until(lambda number=number: len(heard["left_robot"]) == number, "left's result")
-    right.publish(image(stamp=50))
-    bench.until(lambda: heard["right_robot"], "right's result")
-    assert [message.header.stamp.sec for message in heard["right_robot"]] == [50]
-    assert len(heard["left_robot"]) == 3
 
 
 def test_nothing_is_sent_on_topics_without_a_subscription(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from two_heads import LABELS, exported, picture
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.pipeline.build import build as build_for_real
-from multi_dnn_ros.ros.qos import LATCHED
-from multi_dnn_ros.ros.result_messages import class_names, image_message
+from multi_dnn_ros.ros.result_messages import LATCHED, class_names, image_message
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +159,6 @@ def test_a_wrong_parameter_is_named_with_what_is_allowed(
     text = bench.status("node").message
     assert parameter in text
     assert allowed in text
-
-
-def test_outputs_added_to_a_running_node_have_parameters(bench: Bench, model: Path) -> None:
-    bench.node({**settings(model), "dnn.road.output.cars.keep": ["car"]}, build=build_for_real)
-    assert bench.set("dnn.road.outputs", ["cars"])[0]
-    assert bench.nodes[0].get_parameter("dnn.road.output.cars.keep").value == ["car"]
-    assert bench.set("dnn.road.output.cars.raw_outputs", ["0"])[0]
-    assert bench.set("dnn.road.output.cars.decoder", "yolo")[0]
-    assert bench.change("configure"), bench.status("node").message
-    assert not bench.set("dnn.road.output.cars.keep", ["person"])[0]
-    assert bench.change("cleanup")
-    assert bench.set("dnn.road.outputs", [])[0]
-    assert not bench.nodes[0].has_parameter("dnn.road.output.cars.keep")
 
 
 def test_a_crop_is_seen_enlarged_and_its_boxes_are_in_the_image(bench: Bench, model: Path) -> None:

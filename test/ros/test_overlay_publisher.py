@@ -15,7 +15,6 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher, OverlayTopics
-from multi_dnn_ros.vision.drawing import DrawFailure
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 from multi_dnn_ros.vision.results import Lanes
@@ -72,7 +71,6 @@ class Overlay:
         self.layers: list[list[tuple[str, bool]]] = []
         self.corners: list[int] = []
         self.errors: list[str] = []
-        self.undrawn: list[tuple[str, str]] = []
         draw = overlay_publisher.draw
 
         def note(image: Any, layers: Any, report: Any) -> Any:
@@ -82,14 +80,13 @@ class Overlay:
 
         monkeypatch.setattr(overlay_publisher, "draw", note)
         self.publishers = {name: Publisher(name, self.order) for name in ("front", "rear")}
-        dnns = dict.fromkeys(self.publishers, ("quick", "slow"))
-        kinds = dict.fromkeys(("quick", "slow"), RESULT_KINDS.get("lanes"))
+        dnns = dict.fromkeys(self.publishers, 2)
         topics = {name: OverlayTopics(publisher, Unwatched()) for name, publisher in self.publishers.items()}
-        self.kinds = dict(kinds)
-        self.overlay = OverlayPublisher(topics, dnns, self.kinds, self.errors.append, self.note_undrawn)
+        self.kinds = dict.fromkeys(("quick", "slow"), RESULT_KINDS.get("lanes"))
+        self.overlay = OverlayPublisher(topics, dnns, self.kinds, self)
 
-    def note_undrawn(self, camera: str, failure: DrawFailure) -> None:
-        self.undrawn.append((camera, str(failure)))
+    def warning(self, text: str, **_: float) -> None:
+        self.errors.append(text)
 
     def answer(self, dnn: str, frame: Frame, at_ms: int = 0) -> None:
         timing = Timing(frame.received_ns, frame.received_ns, at_ms * _MS, 0, 0, 0, 0)
@@ -115,7 +112,8 @@ def frame(number: int, camera: str = "front", size: tuple[int, int] = (6, 8)) ->
 def overlay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Overlay]:
     instance = Overlay(monkeypatch)
     yield instance
-    assert instance.overlay.stop(WAIT_S)
+    instance.overlay.stop(WAIT_S)
+    assert not instance.overlay.thread.is_alive()
     assert instance.errors == []
 
 
@@ -223,18 +221,6 @@ def test_a_jpeg_file_is_copied_and_decoded_when_it_is_drawn(overlay: Overlay, mo
     assert len(threads) == 1
 
 
-def test_images_are_not_copied_without_a_subscription(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Uncopied(np.ndarray):
-        def copy(self, *arguments: Any) -> Any:
-            raise AssertionError("copied")
-
-    monkeypatch.setattr(Publisher, "get_subscription_count", lambda publisher: 0)
-    shown = frame(100)
-    monkeypatch.setattr(shown, "image", lambda: np.zeros((6, 8, 3), np.uint8).view(Uncopied))
-    overlay.complete(shown)
-    monkeypatch.undo()
-
-
 def test_without_a_subscription_results_are_forgotten(overlay: Overlay) -> None:
     front = overlay.publishers["front"]
     overlay.complete(frame(100))
@@ -276,5 +262,6 @@ def test_a_kind_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
     overlay.complete(frame(100))
     overlay.publishers["front"].until("100")
     reason = f"results of slow were not drawn: result kind 'lamps': draw raised {text}"
-    assert overlay.undrawn == [("front", reason)]
+    assert overlay.errors == [f"the overlay of camera front: {reason}"]
+    overlay.errors.clear()
     assert drawn == ["quick"]

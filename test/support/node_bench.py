@@ -84,7 +84,7 @@ class Bench:
 
     def change(self, transition: str, node: str = "/multi_dnn") -> bool:
         """A transition as `ros2 lifecycle set` asks for it."""
-        request = ChangeState.Request(transition=Transition(id=_TRANSITIONS[transition]))
+        request = ChangeState.Request(transition=Transition(id=_TRANSITIONS[transition], label=transition))
         return bool(self.call(ChangeState, f"{node}/change_state", request).success)
 
     def state(self) -> str:

@@ -16,7 +16,7 @@ from multi_dnn_ros.common.reporting import table, write_json
 from multi_dnn_ros.demo.report import counts_text
 from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.profiling.layer_profile import write_figure
-from multi_dnn_ros.ros.board.sensors import text_of
+from multi_dnn_ros.ros.board import text_of
 
 _MIB = 1 << 20
 #: Heading, and value of a trial at the highest rate, in the order of the table.

@@ -1,0 +1,200 @@
+"""The status `board`: thermal zones, the power rails of a Jetson, and NVIDIA GPUs through NVML.
+
+A sensor that cannot be read, or holds no plausible value, is left out. Sources: the kernel's documentation of sysfs
+(thermal, hwmon), and NVIDIA's Jetson Linux Developer Guide for ina3221.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multi_dnn_ros.common.extras import MissingExtra, optional
+from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
+
+#: A reading that is older than this plus the period is not shown: a driver blocks.
+_MAX_AGE_S = 10.0
+#: Warning thresholds: distance of a temperature from its limit in degrees Celsius, and power as a share of its limit.
+_NEAR_LIMIT_C, _NEAR_LIMIT_SHARE = 5.0, 0.95
+#: Types of trip points at which the hardware is slowed down or switched off; at `active` ones a fan starts.
+_LIMITS = ("passive", "hot", "critical")
+#: Rails of a Jetson that measure the whole module; its other rails are parts of it.
+_TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
+#: Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean heat or a power failure, and their text. The ordinary
+#: power cap (4) is left out, because a busy GPU always runs at it.
+_THROTTLED = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
+
+
+class Value(NamedTuple):
+    """limit: value above which the hardware protects itself, in the same unit; None: unknown, or kept by itself."""
+
+    value: float
+    limit: float | None = None
+
+
+@dataclass
+class Reading:
+    """Values by name of the sensor: watts, degrees Celsius, why a clock is lowered. parts: powers that are included in
+    another one.
+    """
+
+    power_w: dict[str, Value] = field(default_factory=dict)
+    parts: set[str] = field(default_factory=set)
+    temperatures_c: dict[str, Value] = field(default_factory=dict)
+    throttled: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total_w(self) -> float | None:
+        """Sum of all powers that are not included in another one; None: no power is known."""
+        return sum(it.value for name, it in self.power_w.items() if name not in self.parts) if self.power_w else None
+
+    def warnings(self) -> Iterator[str]:
+        """What is near its limit or throttled, one text each."""
+        for name, reason in self.throttled.items():
+            yield f"{name} is throttled: {reason}"
+        for name, (value, limit) in self.temperatures_c.items():
+            if limit is not None and value >= limit - _NEAR_LIMIT_C:
+                yield f"{name} has {value:.0f} degrees Celsius (limit {limit:.0f})"
+        for name, (value, limit) in self.power_w.items():
+            if limit is not None and value >= _NEAR_LIMIT_SHARE * limit:
+                yield f"{name} takes {value:.1f} W (limit {limit:.1f})"
+
+
+class BoardMonitor:
+    """Reads the sensors from its creation on, in a thread of its own, because some drivers take milliseconds or block.
+
+    warn: called once if reading fails. root: /sys, or a copy of it.
+    """
+
+    def __init__(self, warn: Callable[[str], object], root: Path = Path("/sys"), period_s: float = 2.0) -> None:
+        self._warn, self._root, self._period_s = warn, root, period_s
+        self._stop = threading.Event()
+        self._latest = time.monotonic(), Reading()
+        self._thread = threading.Thread(target=self._run, name="board", daemon=True)
+        self._thread.start()
+
+    def latest(self) -> Reading:
+        """The last reading; empty at first, and while a driver blocks, because old values would look current."""
+        at_s, reading = self._latest
+        return reading if time.monotonic() - at_s <= self._period_s + _MAX_AGE_S else Reading()
+
+    def statuses(self) -> Iterator[Status]:
+        """The status; none for a computer without readable sensors."""
+        reading = self.latest()
+        sensors = (("power", "W", reading.power_w), ("temperature", "C", reading.temperatures_c))
+        values: dict[str, object] = {f"{name} throttled": reason for name, reason in reading.throttled.items()}
+        for quantity, unit, found in sensors:
+            for name, (value, limit) in found.items():
+                values[f"{name} {quantity} ({unit})"] = f"{value:.2f}"
+                if limit is not None:
+                    values[f"{name} {quantity} limit ({unit})"] = f"{limit:.2f}"
+        if not values:
+            return
+        texts = [f"{max(it.value for it in found.values()):.0f} {unit}" for _, unit, found in sensors[1:] if found]
+        if (total_w := reading.total_w) is not None:
+            values["power (W)"] = f"{total_w:.2f}"
+            texts.insert(0, f"{total_w:.1f} W")
+        warnings = list(reading.warnings())
+        yield Status("board", WARN if warnings else OK, "; ".join(warnings or texts), values)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the thread; a driver that blocks may keep it alive."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            nvml = _load_nvml()
+            while not self._stop.wait(self._period_s):
+                reading = Reading()
+                _read_rails(self._root, reading)
+                _read_thermal_zones(self._root, reading)
+                _read_gpus(nvml, reading)
+                self._latest = time.monotonic(), reading
+        except Exception as error:
+            self._warn(f"the sensors of this computer cannot be read; /diagnostics has no status `board`: {error}")
+
+
+def text_of(path: Path) -> str:
+    """The text in a file of sysfs; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()[:64]
+    except OSError:  # some drivers answer EAGAIN or ENODATA
+        return ""
+
+
+def _number(path: Path) -> float | None:
+    text = text_of(path)
+    return float(text) if text.lstrip("-").isdecimal() else None
+
+
+def _read_thermal_zones(root: Path, reading: Reading) -> None:
+    for folder in sorted((root / "class/thermal").glob("thermal_zone*")):
+        value = _number(folder / "temp")
+        if value is None or not -60_000 <= value <= 200_000:
+            continue
+        kinds = [kind for kind in folder.glob("trip_point_*_type") if text_of(kind) in _LIMITS]
+        trips = [_number(kind.with_name(kind.name.replace("_type", "_temp"))) for kind in kinds]
+        # Unset trip points hold 0, -274000 or 2**31.
+        limits = [trip * 1e-3 for trip in trips if trip is not None and 40_000 <= trip <= 150_000]
+        kind = text_of(folder / "type") or folder.name
+        name = f"{kind}_{folder.name.removeprefix('thermal_zone')}" if kind in reading.temperatures_c else kind
+        reading.temperatures_c[name] = Value(value * 1e-3, min(limits, default=None))
+
+
+def _read_rails(root: Path, reading: Reading) -> None:
+    """The power rails of a Jetson that an INA3221 measures (hwmon, JetPack 5 and newer)."""
+    for label in sorted((root / "class/hwmon").glob("hwmon*/in*_label")):
+        folder, number = label.parent, label.name.removeprefix("in").removesuffix("_label")
+        if text_of(folder / "name") != "ina3221":
+            continue
+        millivolts, milliamperes = (
+            _number(folder / f"in{number}_input"),
+            _number(folder / f"curr{number}_input"),
+        )
+        if millivolts is not None and milliamperes is not None and min(millivolts, milliamperes) >= 0:
+            limit_ma = _number(folder / f"curr{number}_max")
+            limit_w = millivolts * limit_ma * 1e-6 if limit_ma else None
+            reading.power_w[text_of(label) or label.name] = Value(millivolts * milliamperes * 1e-6, limit_w)
+    if not reading.power_w.keys().isdisjoint(_TOTAL_RAILS):
+        reading.parts = reading.power_w.keys() - set(_TOTAL_RAILS)
+
+
+def _load_nvml() -> Any:
+    """The module pynvml, initialized; None without the package nvidia-ml-py, a driver or a GPU."""
+    try:
+        with optional("the power of NVIDIA GPUs"):
+            import pynvml  # slow on a machine with many GPUs
+    except MissingExtra:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, or no GPU
+        return None
+    return pynvml
+
+
+def _read_gpus(nvml: Any, reading: Reading) -> None:
+    """Power, temperature and throttling of all GPUs that the driver shows. They stay below their power limit."""
+    for number in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+        name, gpu = f"GPU_{number}", nvml.nvmlDeviceGetHandleByIndex(number)
+        if (milliwatts := _ask(nvml.nvmlDeviceGetPowerUsage, gpu)) is not None:
+            reading.power_w[name] = Value(milliwatts * 1e-3)
+        if (degrees := _ask(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)) is not None:
+            limit = _ask(nvml.nvmlDeviceGetTemperatureThreshold, gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+            reading.temperatures_c[name] = Value(degrees, limit)
+        reasons = int(_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0)
+        if texts := [text for bit, text in _THROTTLED.items() if reasons & bit]:
+            reading.throttled[name] = ", ".join(texts)
+
+
+def _ask(function: Any, *arguments: Any) -> float | None:
+    """The result; None if the GPU does not support the query or is gone."""
+    try:
+        return float(function(*arguments))
+    except Exception:  # NVMLError has a class for each code
+        return None

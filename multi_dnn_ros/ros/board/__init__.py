@@ -1,1 +1,0 @@
-"""Power, temperatures, clocks and throttling of the computer. Imports neither rclpy nor PyTorch."""

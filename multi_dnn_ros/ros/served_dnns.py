@@ -1,0 +1,308 @@
+"""The DNNs of a configured node: settings, publishers and services; while it is active, the way of its frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import LifecycleNode
+from rclpy.parameter import Parameter
+from std_srvs.srv import SetBool
+
+from multi_dnn_ros.common.errors import FrameError
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
+from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics
+from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result
+from multi_dnn_ros.ros.camera_input import CameraInput
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, StampAges, Status, dnn_level, dnn_values
+from multi_dnn_ros.ros.ground import Ground
+from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
+from multi_dnn_ros.ros.result_publishers import ResultPublishers
+from multi_dnn_ros.ros.tracking import Tracks, decoder_threshold, tracking_problems
+from multi_dnn_ros.serving.camera_decoder import CameraDecoder
+from multi_dnn_ros.serving.capacity import CapacityAtRates
+from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
+from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
+from multi_dnn_ros.settings.dnn_parameters import assign
+from multi_dnn_ros.settings.parameter_fields import ParameterError
+from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.results import result_name
+
+#: Period of checking the publishers of the cameras.
+_CHECK_PERIOD_S = 0.5
+#: Minimum time between two log lines about dropped frames, and between two about bad images.
+_LOG_PERIOD_S = 5.0
+#: Share of stop_timeout_s that the decoding threads may take.
+_DECODER_SHARE = 0.2
+#: Minimum time for the overlay in progress, even if the engine has used up stop_timeout_s.
+_MIN_OVERLAY_STOP_S = 0.5
+
+
+class ServedDnns:
+    """config: has the values that are served. host: configured with it. description: of its engines.
+
+    Raises ParameterError: `track` is set for a DNN without boxes. Raises ExtensionError: a result cannot be published.
+    """
+
+    def __init__(self, node: LifecycleNode, config: NodeConfig, host: Host, description: EngineDescription) -> None:
+        self._node, self._log, self._clock = node, node.get_logger(), node.get_clock()
+        self.config = config
+        self.host = host
+        self.description = description
+        self.active = False
+        RESULT_KINDS.usable()
+        results = {
+            name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
+            for name, dnn in description.dnns.items()
+        }
+        kinds = {name: [kind for kind, _ in found.values()] for name, found in results.items()}
+        if problems := tracking_problems(config, kinds):
+            raise ParameterError(problems)
+        self._outputs = ResultPublishers(node, {name: dnn.cameras for name, dnn in description.dnns.items()}, results)
+        self._services = [
+            node.create_service(SetBool, f"~/{dnn}/enable", partial(self._enable, f"dnn.{dnn}.enable"))
+            for dnn in description.dnns
+        ]
+        self._tracks = Tracks()
+        for dnn in config.dnns:
+            self._update_thresholds(dnn)
+        self._capacity = CapacityAtRates(description.fits).current
+        if self._capacity is not None:
+            text = "; ".join((f"capacity: {self._capacity.text}", *self._capacity.advice))
+            if self._capacity.fits:  # two calls, because rclpy allows only one level per calling line
+                self._log.info(text)
+            else:
+                self._log.warning(text)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The cameras whose images a DNN processes."""
+        return tuple(dict.fromkeys(camera for dnn in self.description.dnns.values() for camera in dnn.cameras))
+
+    def close(self) -> None:
+        """Destroy the publishers and services of an inactive node."""
+        self._outputs.close()
+        for service in self._services:
+            self._node.destroy_service(service)
+
+    # -- from activation to deactivation
+
+    def start(self) -> None:
+        """Serve frames. To be called when the publishers are active, because inactive ones drop messages."""
+        config, dnns = self.config, self.description.dnns
+        self._bad_files: dict[str, int] = {}  # by camera, arrival of the last image that the engine could not decode
+        self._last: dict[DnnCamera, DnnCameraStatistics] = {}  # of the last diagnostics
+        self._ages = {(name, camera): StampAges() for name, dnn in dnns.items() for camera in dnn.cameras}
+        self._tracks = Tracks()
+        for dnn, camera in self._ages:
+            if config.dnns[dnn].track:
+                self._tracks.add(dnn, camera, self._threshold(dnn), config.dnns[dnn].track_max_lost_s)
+        settings = {
+            name: DnnSettings(dnn.cameras, round(it.deadline_ms * 1e6) or None, it.enable, it.max_rate_hz)
+            for name, dnn in dnns.items()
+            for it in (config.dnns[name],)
+        }
+        callbacks = Callbacks(self._on_result, self._on_drop, self._on_failure)
+        self._ledger = ledger = Ledger(settings, callbacks, on_answered=lambda camera: self._decoders[camera].wake())
+        numbers = {camera: len(ledger.dnns_of(camera)) for camera in self.cameras}
+        self._overlay = OverlayPublisher(self._outputs.overlays, numbers, self._outputs.kinds, self._log)
+        self._decoders = {
+            camera: CameraDecoder(camera, self.host, ledger, partial(self._on_bad_image, camera))
+            for camera in self.cameras
+        }
+        self._inputs: dict[str, CameraInput] = {}
+        self._ground = Ground(self._node, config, self._outputs.ground_cameras)
+        # On the steady clock, because simulated time may be paused.
+        clock = Clock(clock_type=ClockType.STEADY_TIME)
+        self._check_timer = self._node.create_timer(_CHECK_PERIOD_S, self._check_cameras, clock=clock)
+        self.active = True
+        self.host.start(ledger)
+        # Subscribe last, when everything that processes a frame exists, and only to cameras that a DNN processes.
+        for camera, decoder in self._decoders.items():
+            decoder.start()
+            self._inputs[camera] = CameraInput(
+                self._node, camera, config.cameras[camera], decoder.arrived, config.stale_after_s
+            )
+        for camera in config.cameras.keys() - self._decoders.keys():
+            self._log.warning(f"camera {camera}: no DNN processes its images (parameters dnn.<dnn>.cameras)")
+        self._publish_labels(*dnns)
+
+    def stop(self) -> list[str]:
+        """Accept no more frames, finish those in progress, end all threads; returns the names of threads that hang.
+
+        No effect while the node is inactive.
+        """
+        if not self.active:
+            return []
+        self.active = False
+        end = time.monotonic() + self.config.stop_timeout_s
+        self._node.destroy_timer(self._check_timer)
+        for source in self._inputs.values():
+            source.close()
+        self._ground.update(())
+        decoders_end = time.monotonic() + _DECODER_SHARE * self.config.stop_timeout_s
+        for decoder in self._decoders.values():
+            decoder.close(max(decoders_end - time.monotonic(), 0.0))
+        hanging = self.host.stop(max(end - time.monotonic(), 0.0))
+        self._ledger.drop_unanswered(DropReason.SHUTDOWN, "not answered before the engine stopped")
+        self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
+        for (dnn, camera), figures in self._ledger.statistics().by_dnn_and_camera.items():
+            lost = ", ".join(f"{count} {reason.value}" for reason, count in figures.dropped.items() if count)
+            text = f"{dnn} on {camera}: {figures.published} of {figures.offered} frames published"
+            self._log.info(text + (f"; dropped: {lost}" if lost else ""))
+        threads = (*self._decoders.values(), self._overlay.thread)
+        return [*hanging, *(thread.name for thread in threads if thread.is_alive())]
+
+    def _check_cameras(self) -> None:
+        for source in self._inputs.values():
+            source.check_publishers()
+        self._ground.update(self._outputs.wanted_on_ground())
+
+    # -- parameters
+
+    def update(self, dnn: str, name: str, value: Any) -> None:
+        """Apply a changed runtime parameter. name: without `dnn.<dnn>.`."""
+        _, field = assign(self.config.dnns[dnn], name, value)
+        if not (name == "score_threshold" and self.config.dnns[dnn].track):
+            self.host.update(dnn, name, value)
+        if field == "score_threshold":
+            self._update_thresholds(dnn)
+        if not self.active:
+            return
+        if field == "deadline_ms":
+            self._ledger.update(dnn, deadline_ns=round(value * 1e6) or None)
+        elif field == "max_rate_hz":
+            self._ledger.update(dnn, max_rate_hz=value)
+        elif field == "score_threshold":
+            self._publish_labels(dnn)
+        elif field == "enable":
+            self._ledger.update(dnn, enabled=value)
+            for decoder in self._decoders.values():
+                decoder.wake()
+
+    def adopt(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
+        """A model swap has replaced settings of DNNs. dnns: their new descriptions."""
+        self._capacity = None  # it was measured with the previous settings
+        described = {**self.description.dnns, **{dnn: dnns[dnn] for dnn in changes}}
+        self.description = replace(self.description, dnns=described, fits={})
+        for dnn, values in changes.items():
+            for name, value in values.items():
+                assign(self.config.dnns[dnn], name, value)
+            self._update_thresholds(dnn)
+            for output, result in dnns[dnn].results.items():
+                self._outputs.set_labels(result_name(dnn, output), result.labels)
+        self._publish_labels(*changes)
+
+    def _threshold(self, dnn: str, output: str = "") -> float:
+        """The score threshold that a result is served with; 0 in the parameter selects that of the model."""
+        settings = self.config.dnns[dnn]
+        given = settings.outputs[output].score_threshold if output else settings.score_threshold
+        return given or self.description.dnns[dnn].results[output].own_threshold
+
+    def _update_thresholds(self, dnn: str) -> None:
+        """Make the engine also return the boxes that only continue tracks; no effect without `track`."""
+        if self.config.dnns[dnn].track:
+            self.host.update(dnn, "score_threshold", decoder_threshold(self._threshold(dnn)))
+            self._tracks.set_threshold(dnn, self._threshold(dnn))
+
+    def _publish_labels(self, *dnns: str) -> None:
+        """Publish class names and thresholds of all results of DNNs; inactive publishers drop them."""
+        for dnn in dnns:
+            for output in self.description.dnns[dnn].results:
+                self._outputs.publish_labels(result_name(dnn, output), self._threshold(dnn, output))
+
+    def _enable(self, name: str, request: Any, response: Any) -> Any:
+        """The service ``~/<dnn>/enable`` sets the parameter, so that both always agree."""
+        (result,) = self._node.set_parameters([Parameter(name, value=bool(request.data))])
+        response.success = result.successful
+        response.message = result.reason or f"{name} is {str(request.data).lower()}"
+        return response
+
+    # -- diagnostics
+
+    def values(self) -> dict[str, object]:
+        """For the status of the node."""
+        results = (
+            f"{result_name(dnn, output)} ({result.result_kind})"
+            for dnn, described in self.description.dnns.items()
+            for output, result in described.results.items()
+        )
+        return {
+            **self.description.versions,
+            "device": self.description.device,
+            "workers": self.description.workers,
+            "policy": self.config.policy,
+            "DNNs": ", ".join(self.config.dnns),
+            "results": ", ".join(results),
+            "cameras": ", ".join(self.config.cameras),
+        }
+
+    def statuses(self) -> Iterator[Status]:
+        """Whether the DNNs fit the device, if it was measured; while active, each DNN on each camera, each camera, and
+        its projection onto the ground.
+        """
+        if (capacity := self._capacity) is not None:
+            yield Status("capacity", OK if capacity.fits else WARN, capacity.text, capacity.values)
+        if not self.active:
+            return
+        statistics, now_ns = self._ledger.statistics(), time.monotonic_ns()
+        inputs, switched_off = dict(self._inputs), self._ledger.switched_off()
+        bad_images = dict.fromkeys(inputs, 0)
+        for (dnn, camera), figures in statistics.by_dnn_and_camera.items():
+            if camera not in inputs:  # not subscribed yet
+                continue
+            level, text = OK, SWITCHED_OFF_MESSAGE
+            if dnn in statistics.disabled:
+                level, text = ERROR, statistics.disabled[dnn]
+            elif dnn not in switched_off:
+                before = self._last.get((dnn, camera), DnnCameraStatistics())
+                level, text = dnn_level(figures, before, inputs[camera].silence(now_ns))
+            values = dnn_values(figures, self._ages[dnn, camera].percentiles(now_ns))
+            yield Status(f"{dnn} on {camera}", level, text, values)
+            # Every DNN counts each image that cannot be decoded.
+            bad_images[camera] = max(bad_images[camera], figures.dropped.get(DropReason.BAD_IMAGE, 0))
+        self._last = dict(statistics.by_dnn_and_camera)
+        for camera, source in inputs.items():
+            yield source.status(bad_images[camera], now_ns)
+        yield from self._ground.statuses()
+
+    # -- called in threads of the host and in threads that decode images
+
+    def _on_result(self, result: Result) -> None:
+        result = self._tracks.apply(result)
+        self._outputs.publish(result, self._ground.view)
+        call_and_log_errors(self._after_publishing, result)  # the frame counts as published even if this fails
+
+    def _after_publishing(self, result: Result) -> None:
+        ages = self._ages[result.dnn, result.frame.camera]
+        ages.add(time.monotonic_ns(), self._clock.now().nanoseconds, result.frame.stamp_ns)
+        self._overlay.add(result)
+
+    def _on_drop(self, drop: Drop) -> None:
+        """Log failures as errors and other drops at level debug."""
+        self._overlay.skip(drop)
+        camera = drop.frame.camera
+        # A JPEG file that the engine could not decode is reported once, although every DNN drops it.
+        if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:
+            reported, self._bad_files[camera] = self._bad_files.get(camera), drop.frame.received_ns
+            if reported != drop.frame.received_ns:
+                self._on_bad_image(camera, FrameError(drop.message))
+        text = f"DNN {drop.dnn} dropped a frame of camera {camera}: {drop.reason.value}: {drop.message}"
+        if drop.reason.effect is not DropEffect.FAILURE:
+            self._log.debug(f"{text} (stamp {drop.frame.stamp_ns} ns)")
+        else:
+            self._log.error(text, throttle_duration_sec=_LOG_PERIOD_S)
+
+    def _on_bad_image(self, camera: str, error: FrameError) -> None:
+        text = f"camera {camera}, topic {self._inputs[camera].topic}: {error}"
+        self._log.warning(text, throttle_duration_sec=_LOG_PERIOD_S)
+
+    def _on_failure(self, failure: Failure) -> None:
+        if failure.disabled:
+            self._log.error(f"DNN {failure.dnn} is {failure.reason or failure.message}")  # both begin with "disabled"
