@@ -24,7 +24,6 @@ from functools import partial
 from logging.handlers import QueueHandler
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multi_dnn_ros.backends.thread_priority import keep_priority
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.processes import EXIT_ORPHANED
 from multi_dnn_ros.engine.frame import Frame
@@ -149,6 +148,8 @@ class EngineProgram:
 
         background = request.in_background
         if background:
+            from multi_dnn_ros.backends.thread_priority import keep_priority
+
             keep_priority()  # for the threads of ONNX Runtime, which run the DNNs later
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)
         part = request.config.model_copy(update={"dnns": {name: request.config.dnns[name] for name in request.dnns}})
