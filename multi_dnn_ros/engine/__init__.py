@@ -1,6 +1,6 @@
 """The online scheduler: frames in, results out. Knows neither ROS nor what a DNN detects.
 
-Frames, results, drops and statistics are free of PyTorch, because the node's process uses them and must not import it.
+Frames, results and drops are free of PyTorch, because the node's process uses them and must not import it.
 Only :class:`Engine` and what it runs need PyTorch.
 """
 
@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.statistics import DnnCameraStatistics, Percentiles, Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
 
 __all__ = [
-    "DnnCameraStatistics",
     "DnnTask",
     "Drop",
     "DropReason",
     "Engine",
     "Failure",
     "Frame",
-    "Percentiles",
     "Result",
-    "Statistics",
     "Timing",
 ]
 

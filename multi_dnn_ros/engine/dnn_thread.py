@@ -5,40 +5,43 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from multi_dnn_ros.engine.batch_delay import BatchDelay
-from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.health import Health
 from multi_dnn_ros.engine.inference import DropCause, Inference, Item
 from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
+from multi_dnn_ros.engine.waiting import BatchDelay, Mailboxes
 
 log = logging.getLogger(__name__)
+
+#: Reasons of drops that the DNN itself causes; too many such drops in a row disable it.
+FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 
 class DnnThread(threading.Thread):
     """The DNN model thread of the paper (Kim, Kim, Kim 2022).
 
     One lock guards all shared state. Callbacks and decoding run without the lock, so a slow receiver delays this DNN
-    only.
+    only. Every offered frame ends as one result or one drop; the engine keeps no counts.
 
-    run: runs an inference to its end, in this thread; an error is left in its `drop_cause`. None: another thread calls
-    `take` and `finished`, and `wake` is called when a frame waits. ahead: inferences that may have been taken and not
-    yet finished. observer: its methods are called before and after decoding.
+    max_failures: consecutive failures that disable the DNN. run: runs an inference to its end, in this thread; an error
+    is left in its `drop_cause`. None: another thread calls `take` and `finished`, and `wake` is called when a frame
+    waits. ahead: inferences that may have been taken and not yet finished. observer: its methods are called before and
+    after decoding.
     """
 
     def __init__(
         self,
         task: DnnTask,
-        limits: FailureLimits,
         callbacks: Callbacks,
         clock: Callable[[], int],
         observer: Observer,
         *,
+        max_failures: int = 5,
         run: Callable[[Inference], None] | None = None,
         wake: Callable[[], None] = lambda: None,
         ahead: int = 1,
@@ -55,9 +58,10 @@ class DnnThread(threading.Thread):
         self._wake = threading.Condition(self._lock)  # this thread waits here
         # Waited on by submit() for an empty mailbox and by wait_idle() for the end of all work.
         self._idle_or_room = threading.Condition(self._lock)
-        self._frames = DnnFrames(task.name, task.cameras, limits, clock)
-        self._max_batch = task.max_batch
+        self._waiting = Mailboxes(task.cameras)
         self._batch_delay = BatchDelay(task.max_batch, task.batch_delay_ns, clock)
+        self._health = Health(max_failures, clock)
+        self._in_progress: set[Item] = set()  # taken, and neither published nor dropped
         self._taken = 0  # inferences that are not finished
         self._finished: deque[Inference] = deque()  # not yet published
         self._closed = False
@@ -67,26 +71,25 @@ class DnnThread(threading.Thread):
     def offer(self, frame: Frame) -> None:
         """Store the frame; never blocks. The frame it replaces is dropped."""
         with self._lock:
-            drop = self._put_frame(frame)
-        if drop is not None:
-            self._report([drop])
+            drops = self._put_frame(frame)
+        self._report(drops)
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's mailbox is empty, then offer the frame. False on timeout."""
+
+        def has_room() -> bool:
+            return self._closed or self._health.disabled is not None or self._waiting.is_empty(frame.camera)
+
         with self._lock:
-            if not self._idle_or_room.wait_for(
-                lambda: self._closed or self._frames.has_room(frame.camera),
-                timeout_s,
-            ):
+            if not self._idle_or_room.wait_for(has_room, timeout_s):
                 return False
-            drop = self._put_frame(frame)
-        if drop is not None:
-            self._report([drop])
+            drops = self._put_frame(frame)
+        self._report(drops)
         return True
 
     def take(self) -> Inference | None:
         """The next inference. None if no frame waits, or if as many inferences as allowed are taken."""
-        if not self._frames.waiting:  # without the lock: this is asked very often
+        if not self._waiting:  # without the lock: this is asked very often
             return None
         with self._lock:
             inference, too_old = self._take() if self._can_start() else (None, [])
@@ -95,8 +98,8 @@ class DnnThread(threading.Thread):
 
     def delay_s(self) -> float | None:
         """Seconds until `take` may return an inference; None: not before another frame arrives or one is finished."""
-        waiting = self._frames.waiting
-        if not waiting or self._taken >= self._ahead or (self._taken and waiting < self._max_batch):
+        waiting = len(self._waiting)
+        if not waiting or self._taken >= self._ahead or (self._taken and waiting < self.task.max_batch):
             return None
         return self._batch_delay.remaining_s() or 0.0
 
@@ -110,7 +113,9 @@ class DnnThread(threading.Thread):
     def fail(self, message: str) -> None:
         """Disable the DNN, and drop the frames that are waiting or in progress."""
         with self._lock:
-            drops, failure = self._frames.thread_ended(message)
+            self._health.thread_ended(message)
+            drops = self._drop_in_progress(DropReason.DNN_ERROR, message)
+            failure = self._failure(message, drops)
             self._idle_or_room.notify_all()
         self._report(drops, failure)
 
@@ -128,16 +133,15 @@ class DnnThread(threading.Thread):
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress. False on timeout."""
-        frames = self._frames
         with self._lock:
-            return self._idle_or_room.wait_for(lambda: not frames.in_progress and not frames.waiting, timeout_s)
+            return self._idle_or_room.wait_for(lambda: not self._in_progress and not self._waiting, timeout_s)
 
     def close(self, *, drop_waiting: bool) -> None:
         """Accept no more frames, and end once those in progress are finished."""
         message = "the engine stopped while the frame was waiting"
         with self._lock:
             self._closed = True
-            drops = self._frames.drop_waiting(DropReason.SHUTDOWN, message) if drop_waiting else []
+            drops = self._drop_waiting(DropReason.SHUTDOWN, message) if drop_waiting else []
             self._wake.notify()
             self._idle_or_room.notify_all()
         self._report(drops)
@@ -145,24 +149,18 @@ class DnnThread(threading.Thread):
     def abandon(self) -> None:
         """Drop the frames in progress; later results for them are ignored."""
         with self._lock:
-            drops = self._frames.drop_in_progress(DropReason.SHUTDOWN, "still running after the engine's stop timeout")
+            drops = self._drop_in_progress(DropReason.SHUTDOWN, "still running after the engine's stop timeout")
             self._wake.notify()
             self._idle_or_room.notify_all()
         self._report(drops)
-
-    def statistics(self) -> tuple[dict[str, DnnCameraStatistics], str | None]:
-        """Statistics per camera, and the reason if the DNN is disabled."""
-        now = self._clock()
-        with self._lock:
-            self._record_results()
-            recorders, disabled = self._frames.copy_recorders()
-        return {camera: recorder.snapshot(now) for camera, recorder in recorders.items()}, disabled
 
     # -- the thread
 
     def run(self) -> None:
         try:
-            self._serve()
+            while (inference := self._next()) is not None:
+                self._publish_all(inference)
+                del inference  # so that the frames' memory is freed while this thread waits
         except BaseException as error:  # an error in the engine itself, which must be reported as well
             log.exception(
                 "the thread of DNN %s ended with an error; the DNN is disabled, and its engine process is replaced "
@@ -171,18 +169,12 @@ class DnnThread(threading.Thread):
             )
             self.fail(f"{type(error).__name__}: {error}")
 
-    def _serve(self) -> None:
-        while (inference := self._next()) is not None:
-            self._publish_all(inference)
-            del inference  # so that the frames' memory is freed while this thread waits
-
     def _next(self) -> Inference | None:
         """Wait for an inference that has ended, or run one. None at the end of the engine."""
         while True:
             with self._lock:
                 while not self._finished and not (starts := self._run is not None and self._can_start()):
-                    self._record_results()
-                    if self._is_finished():
+                    if self._closed and not self._in_progress and not self._waiting:
                         return None
                     self._wake.wait(None if self._run is None else self._batch_delay.remaining_s())
                 if self._finished:
@@ -193,51 +185,13 @@ class DnnThread(threading.Thread):
                 self._taken -= 1
                 return inference
 
-    def _can_start(self) -> bool:
-        waiting = self._frames.waiting
-        if not waiting or self._taken >= self._ahead:
-            self._batch_delay.reset()
-            return False
-        if self._taken:  # the device works: a batch that is not full can still grow
-            return waiting >= self._max_batch
-        return self._closed or self._batch_delay.should_start(waiting)
-
-    def _is_finished(self) -> bool:
-        return self._closed and not self._frames.in_progress and not self._frames.waiting
-
-    def _put_frame(self, frame: Frame) -> Drop | None:
-        """Store the frame. Returns the drop of the frame that it replaces, or its own if it is refused."""
-        drop = self._frames.put(frame, closed=self._closed)
-        if drop is None or drop.frame is not frame:
-            if self._run is None:
-                self._wake_runner()
-            else:
-                self._wake.notify()
-        return drop
-
-    def _take(self) -> tuple[Inference | None, list[Drop]]:
-        """Returns the next inference, and the drops of the frames that exceeded the maximum age.
-
-        The inference is None if all waiting frames were too old.
-        """
-        now, task = self._clock(), self.task
-        items, too_old = self._frames.take(task, self._max_batch, now)
-        self._batch_delay.reset()
-        self._idle_or_room.notify_all()  # submit() may wait for an empty mailbox
-        if not items:
-            return None, too_old
-        self._taken += 1
-        return Inference(task, tuple(items), task.priority, task.deadline_ns, now), too_old
-
     def _publish_all(self, inference: Inference) -> None:
-        """Decode and publish the outputs, or record the drops."""
-        with self._lock:
-            self._record_results()
+        """Decode and publish the outputs, or report the drops."""
         begin = self._clock()
         row = 0
         for item in inference.items:
             if item.drop_cause is not None:
-                self._record_drops([item], item.drop_cause)
+                self._drop_items([item], item.drop_cause)
             elif inference.drop_cause is None:
                 if row:
                     begin = self._clock()
@@ -245,35 +199,107 @@ class DnnThread(threading.Thread):
                 row += 1
         inference.rows = []
         if inference.drop_cause is not None:
-            rest = [item for item in inference.items if item.drop_cause is None]
-            self._record_drops(rest, inference.drop_cause)
+            self._drop_items([item for item in inference.items if item.drop_cause is None], inference.drop_cause)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         self._observer.began(self.task.name)
         result = inference.decode(item, row, begin_ns, self._clock)
         self._observer.ended(self.task.name)
-        if not self._frames.is_in_progress(item):  # dropped by abandon(); checked again under the lock when recording
+        if item not in self._in_progress:  # dropped by abandon()
             return
         if result is not None:
             try:
                 self._callbacks.on_result(result)
             except BaseException as error:  # a receiver that raises must not end the thread
                 item.drop_cause = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
-        if result is None or item.drop_cause is not None:
-            assert item.drop_cause is not None
-            self._record_drops([item], item.drop_cause)
-        else:
-            self._frames.add_result(item, result.timing, self._clock(), inference.deadline_ns)
-
-    def _record_results(self) -> None:
-        """Record published results in the statistics; the caller holds the lock."""
-        if self._frames.record_results():
+        if item.drop_cause is not None:
+            self._drop_items([item], item.drop_cause)
+            return
+        with self._lock:
+            if item in self._in_progress:
+                self._in_progress.discard(item)
+                self._health.succeeded()
             self._idle_or_room.notify_all()
 
-    def _record_drops(self, items: Sequence[Item], cause: DropCause) -> None:
+    # -- under the lock
+
+    def _can_start(self) -> bool:
+        waiting = len(self._waiting)
+        if not waiting or self._taken >= self._ahead:
+            self._batch_delay.reset()
+            return False
+        if self._taken:  # the device works: a batch that is not full can still grow
+            return waiting >= self.task.max_batch
+        return self._closed or self._batch_delay.should_start(waiting)
+
+    def _put_frame(self, frame: Frame) -> list[Drop]:
+        """Store the frame. Returns the drop of the frame that it replaces, or its own if it is refused."""
+        if self._closed:
+            return [self._drop(frame, DropReason.SHUTDOWN, "the engine is stopping")]
+        if (disabled := self._health.disabled) is not None:
+            return [self._drop(frame, DropReason.DISABLED, disabled)]
+        old = self._waiting.put(frame)
+        if self._run is None:
+            self._wake_runner()
+        else:
+            self._wake.notify()
+        if old is None:
+            return []
+        message = "a newer frame replaced it before the DNN started on it"
+        return [self._drop(old, DropReason.OVERWRITTEN, message)]
+
+    def _take(self) -> tuple[Inference | None, list[Drop]]:
+        """Returns the next inference, and the drops of the frames that exceeded the maximum age.
+
+        The inference is None if all waiting frames were too old.
+        """
+        now, task = self._clock(), self.task
+        items: list[Item] = []
+        too_old: list[Drop] = []
+        while len(items) < task.max_batch and (frame := self._waiting.take()) is not None:
+            if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
+                too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
+            else:
+                items.append(Item(frame))
+        self._batch_delay.reset()
+        self._idle_or_room.notify_all()  # submit() may wait for an empty mailbox
+        if not items:
+            return None, too_old
+        self._in_progress.update(items)
+        self._taken += 1
+        return Inference(task, tuple(items), task.priority, task.deadline_ns, now), too_old
+
+    def _drop_waiting(self, reason: DropReason, message: str) -> list[Drop]:
+        return [self._drop(frame, reason, message) for frame in self._waiting.clear()]
+
+    def _drop_in_progress(self, reason: DropReason, message: str) -> list[Drop]:
+        items, self._in_progress = self._in_progress, set()
+        return [self._drop(item.frame, reason, message) for item in items]
+
+    def _drop(self, frame: Frame, reason: DropReason, message: str) -> Drop:
+        return Drop(self.task.name, frame, reason, message)
+
+    def _failure(self, message: str, drops: list[Drop]) -> Failure:
+        """The report of a failure that was counted. If it disables the DNN, the waiting frames are added to `drops`."""
+        health = self._health
+        disabled = health.disabled
+        if disabled is not None:
+            drops += self._drop_waiting(DropReason.DISABLED, message)
+        return Failure(self.task.name, message, health.failures, disabled is not None, disabled or "", health.retry_s())
+
+    # -- reports
+
+    def _drop_items(self, items: Iterable[Item], cause: DropCause) -> None:
         """Drop items with a common cause. If the DNN caused it, they count as one failure."""
+        reason, message = cause
+        failure = None
         with self._lock:
-            drops, failure = self._frames.record_drops(items, cause)
+            dropped = [item for item in items if item in self._in_progress]
+            self._in_progress.difference_update(dropped)
+            drops = [self._drop(item.frame, reason, message) for item in dropped]
+            if dropped and reason in FAILURES:
+                self._health.failed(message)
+                failure = self._failure(message, drops)
             self._idle_or_room.notify_all()
         self._report(drops, failure)
 

@@ -19,9 +19,9 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 
-from multi_dnn_ros.engine.statistics import DnnCameraStatistics, Percentiles
 from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.serving.descriptions import Progress
+from multi_dnn_ros.serving.statistics import DnnCameraStatistics, Percentiles
 
 #: Versions that a bug report needs. ROS: the distribution.
 VERSIONS = {

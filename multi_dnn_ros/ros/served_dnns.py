@@ -15,7 +15,6 @@ from std_srvs.srv import SetBool
 
 from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics
 from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result
 from multi_dnn_ros.ros.camera_input import CameraInput
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, StampAges, Status, dnn_level, dnn_values
@@ -28,6 +27,7 @@ from multi_dnn_ros.serving.capacity import CapacityAtRates
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
+from multi_dnn_ros.serving.statistics import DnnCamera, DnnCameraStatistics
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig

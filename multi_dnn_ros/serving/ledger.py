@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.statistics import DnnCameraRecorder, Statistics
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+from multi_dnn_ros.serving.statistics import DnnCameraRecorder, Statistics
 
 #: How much earlier than due an image is accepted, as a share of the period of max_rate_hz. Without this tolerance,
 #: jitter of a camera that is as fast as the limit would make every second image come too early.

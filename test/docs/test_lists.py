@@ -9,8 +9,8 @@ import pytest
 from pages import PAGES, inline_code
 
 from multi_dnn_ros.engine.policies import POLICIES
-from multi_dnn_ros.engine.statistics import TIMINGS
 from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.serving.statistics import TIMINGS
 from multi_dnn_ros.training.data_kinds import DATA_KINDS
 from multi_dnn_ros.vision.image_decoding import ENCODINGS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from engine_fakes import Recorder
+from engine_fakes import CountingEngine, Recorder
 
-from multi_dnn_ros.engine import DnnTask, Engine
+from multi_dnn_ros.engine import DnnTask
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def start(recorder: Recorder) -> Iterator[Callable[..., Engine]]:
+def start(recorder: Recorder) -> Iterator[Callable[..., CountingEngine]]:
     """Start engines that are stopped after the test."""
-    engines: list[Engine] = []
+    engines: list[CountingEngine] = []
 
-    def make(*tasks: DnnTask, **kwargs: object) -> Engine:
-        engines.append(Engine(tasks, **{**recorder.callbacks(), **kwargs}))
+    def make(*tasks: DnnTask, **kwargs: object) -> CountingEngine:
+        engines.append(CountingEngine(tasks, **{**recorder.callbacks(), **kwargs}))
         engines[-1].start()
         return engines[-1]
 

@@ -10,7 +10,6 @@ from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
 from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.engine import DropReason, Engine
-from multi_dnn_ros.engine.statistics import Percentiles
 
 
 def test_every_dnn_returns_a_result_with_the_frames_context(start, recorder):
@@ -38,28 +37,8 @@ def test_the_newest_frame_replaces_an_older_one_which_is_counted(start, recorder
     recorder.wait(lambda: len(recorder.results) == 2)
     assert [r.frame.stamp_ns for r in recorder.results] == [1, 3]
     assert [(d.frame.stamp_ns, d.reason) for d in recorder.drops] == [(2, DropReason.OVERWRITTEN)]
-    stream = engine.statistics().by_dnn_and_camera["a", "front"]
-    assert (stream.offered, stream.published, stream.dropped) == (3, 2, {DropReason.OVERWRITTEN: 1})
-
-
-def test_reading_statistics_delays_no_dnn(start, recorder, monkeypatch):
-    """Computing them takes milliseconds; the figures are those at the time of the call."""
-    gate = Gate()
-    percentiles = Percentiles.of
-    monkeypatch.setattr(Percentiles, "of", lambda values: (gate(), percentiles(values))[1])
-    engine = start(task(), workers=1)
-    seen = []
-    reader = threading.Thread(target=lambda: seen.append(engine.statistics()))
-    reader.start()
-    gate.wait_for_job()
-    engine.offer(frame(value=7))
-    recorder.wait(lambda: recorder.results)
     assert engine.wait_idle(WAIT)
-    gate.open()
-    reader.join(WAIT)
-    (before,), (after,) = (each.by_dnn_and_camera.values() for each in (*seen, engine.statistics()))
-    assert (before.offered, before.published, before.latencies["compute"].count) == (0, 0, 0)
-    assert (after.offered, after.published, after.latencies["compute"].count) == (1, 1, 1)
+    check_accounts(engine)
 
 
 def test_a_frame_that_waited_too_long_is_dropped(start, recorder):
@@ -129,10 +108,9 @@ def test_repeated_failures_disable_a_dnn(start, recorder):
         assert engine.submit(frame(value=value))
         assert engine.wait_idle(WAIT)
     assert [(f.consecutive, f.disabled) for f in recorder.failures] == [(1, False), (2, False), (3, True)]
-    statistics = engine.statistics()
-    assert "no memory" in statistics.disabled["bad"]
-    assert statistics.by_dnn_and_camera["bad", "front"].dropped == {DropReason.DNN_ERROR: 3, DropReason.DISABLED: 2}
-    assert statistics.by_dnn_and_camera["good", "front"].published == 5
+    assert "no memory" in recorder.failures[-1].reason
+    assert engine.reasons("bad") == {DropReason.DNN_ERROR: 3, DropReason.DISABLED: 2}
+    assert len([result for result in recorder.results if result.dnn == "good"]) == 5
 
 
 def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
@@ -146,35 +124,31 @@ def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
 
     engine = start(task("bad", on_job=on_job), max_failures=3, clock=clock)
 
-    def offer() -> None:
+    def offered() -> DropReason:
+        """Why the next frame is dropped."""
         assert engine.submit(frame())
         assert engine.wait_idle(WAIT)
+        return recorder.drops[-1].reason
 
     def is_disabled_for(seconds: float) -> None:
         clock.now += round((seconds - 0.1) * 1e9)
-        assert engine.statistics().disabled
-        offer()
+        assert offered() is DropReason.DISABLED
         clock.now += round(0.2 * 1e9)
-        assert not engine.statistics().disabled
 
-    for _ in range(3):
-        offer()
-    assert "next retry in 10 s" in engine.statistics().disabled["bad"]
+    assert [offered() for _ in range(3)] == [DropReason.DNN_ERROR] * 3
+    assert "next retry in 10 s" in recorder.failures[-1].reason
     assert recorder.failures[-1].retry_s == 10.0
     for pause_s in (10, 60, 600, 600):
         is_disabled_for(pause_s)
-        offer()
-        assert engine.statistics().disabled
+        assert offered() is DropReason.DNN_ERROR
     is_disabled_for(600)
     broken[0] = False
-    offer()
+    offered()
+    assert len(recorder.results) == 1
     broken[0] = True
-    for _ in range(3):
-        assert not engine.statistics().disabled
-        offer()
-    assert "next retry in 10 s" in engine.statistics().disabled["bad"]
-    dropped = engine.statistics().by_dnn_and_camera["bad", "front"].dropped
-    assert dropped == {DropReason.DNN_ERROR: 10, DropReason.DISABLED: 5}
+    assert [offered() for _ in range(4)] == [DropReason.DNN_ERROR] * 3 + [DropReason.DISABLED]
+    assert "next retry in 10 s" in recorder.failures[-1].reason
+    check_accounts(engine)
 
 
 def test_only_consecutive_failures_disable_a_dnn(start, recorder):
@@ -189,7 +163,7 @@ def test_only_consecutive_failures_disable_a_dnn(start, recorder):
         current[:] = [value]
         assert engine.submit(frame(value=value))
         assert engine.wait_idle(WAIT)
-    assert not engine.statistics().disabled
+    assert not any(failure.disabled for failure in recorder.failures)
     assert len(recorder.results) == 4
 
 
@@ -229,16 +203,13 @@ def test_timing_splits_the_latency_into_its_parts(start, recorder):
     def on_job(index: int) -> None:
         clock.now += 5
 
-    engine = start(task(jobs=2, on_job=on_job, deadline_ns=9), workers=1, clock=clock)
+    engine = start(task(jobs=2, on_job=on_job), workers=1, clock=clock)
     engine.offer(frame())
     recorder.wait(lambda: recorder.results)
     assert engine.wait_idle(WAIT)
     timing = recorder.results[0].timing
     assert timing.arrival_to_result_ns == 10
-    stream = engine.statistics().by_dnn_and_camera["a", "front"]
-    assert stream.deadline_misses == 1
-    assert stream.latencies["end_to_end"].max == pytest.approx(10e-6)
-    assert stream.latencies["compute"].count == 1
+    assert timing.compute_ns == 10
 
 
 def test_invalid_arguments_are_named_in_the_error(recorder):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from engine_fakes import WAIT, PassingClock, Recorder, check_accounts, frame, task
+from engine_fakes import WAIT, CountingEngine, PassingClock, Recorder, check_accounts, frame, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine.policies import POLICIES
 
 CAMERAS = ("front", "left", "rear")
@@ -53,7 +52,7 @@ def test_every_frame_ends_once(
 ) -> None:
     recorder, clock = Recorder(), PassingClock()
     tasks = [task(f"dnn{number}", decode=decode, **settings) for number, settings in enumerate(dnns)]
-    engine = Engine(
+    engine = CountingEngine(
         tasks, workers=workers, policy=policy, max_failures=max_failures, clock=clock, **recorder.callbacks()
     )
     engine.start()
@@ -66,7 +65,7 @@ def test_every_frame_ends_once(
         expected.update((name, camera) for name in serving)
         if number % idle_every == 0:
             assert engine.wait_idle(WAIT)
-        check_accounts(engine)
+            check_accounts(engine)
     assert engine.stop(WAIT, drain=drain) == []
     check_accounts(engine)
     ends = Counter((end.dnn, end.frame.camera) for end in (*recorder.results, *recorder.drops))

@@ -48,8 +48,7 @@ def test_stop_with_jobs_queued_drops_them(start, recorder):
     stopper.join(WAIT)
     assert not stopper.is_alive()
     assert {d.reason for d in recorder.drops} == {DropReason.SHUTDOWN}
-    for stream in engine.statistics().by_dnn_and_camera.values():
-        assert (stream.offered, stream.dropped, stream.pending) == (2, {DropReason.SHUTDOWN: 2}, 0)
+    check_accounts(engine)
 
 
 def test_a_job_that_hangs_does_not_keep_the_engine_from_stopping(start, recorder):
@@ -63,7 +62,6 @@ def test_a_job_that_hangs_does_not_keep_the_engine_from_stopping(start, recorder
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN]
     gate.open()  # its late result changes nothing
     check_accounts(engine)
-    assert engine.statistics().by_dnn_and_camera["a", "front"].pending == 0
 
 
 def test_submit_ends_when_the_engine_stops(start, recorder):

@@ -9,7 +9,7 @@ import pytest
 from node_bench import Bench, image
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.engine.statistics import TIMINGS
+from multi_dnn_ros.serving.statistics import TIMINGS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8")
 PERCENTILE = re.compile(r" (p50|p95|p99|max) \(ms\)$")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from waiting import until as until
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.captured_network import EagerNetwork
-from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
+from multi_dnn_ros.engine import DnnTask, Drop, DropReason, Engine, Failure, Frame, Result
 from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import Policy
 
@@ -158,7 +160,53 @@ def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, d
     until(lambda: engine.running_threads() == [name], "the end of the other threads", told=engine.running_threads)
 
 
-def check_accounts(engine: Engine) -> None:
-    """Every offered frame is counted exactly once."""
-    for stream in engine.statistics().by_dnn_and_camera.values():
-        assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
+class CountingEngine(Engine):
+    """An engine that notes what it was offered, and how that was answered, before the caller's callbacks."""
+
+    def __init__(self, tasks: Sequence[DnnTask], **kwargs: Any) -> None:
+        self._tasks = {task.name: task for task in tasks}
+        self.offered: Counter[tuple[str, int]] = Counter()  # by DNN and frame
+        self.published: list[Result] = []
+        self.dropped: list[Drop] = []
+        self.frames: list[Frame] = []  # kept, so that ids are not used again
+        own = {"on_result": self.published, "on_drop": self.dropped}
+        for name, noted in own.items():
+            kwargs[name] = self._noting(noted, kwargs.get(name, lambda answer: None))
+        super().__init__(tasks, **kwargs)
+
+    @staticmethod
+    def _noting(noted: list[Any], callback: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(answer: Any) -> None:
+            noted.append(answer)
+            callback(answer)
+
+        return note
+
+    def offer(self, frame: Frame, dnns: Collection[str] | None = None) -> None:
+        self._note(frame, dnns)
+        super().offer(frame, dnns)
+
+    def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
+        done = super().submit(frame, timeout_s)
+        if done:
+            self._note(frame, None)
+        return done
+
+    def _note(self, frame: Frame, dnns: Collection[str] | None) -> None:
+        self.frames.append(frame)
+        for name, task in self._tasks.items():
+            if frame.camera in task.cameras and (dnns is None or name in dnns):
+                self.offered[name, id(frame)] += 1
+
+    def reasons(self, dnn: str) -> dict[DropReason, int]:
+        """Number of drops of a DNN by reason."""
+        return dict(Counter(drop.reason for drop in self.dropped if drop.dnn == dnn))
+
+
+def check_accounts(engine: CountingEngine) -> None:
+    """Every offered frame is answered, once; a result whose receiver failed or hangs is dropped afterwards."""
+    published = Counter((result.dnn, id(result.frame)) for result in engine.published)
+    dropped = Counter((drop.dnn, id(drop.frame)) for drop in engine.dropped)
+    assert not published - engine.offered
+    assert not dropped - engine.offered
+    assert not engine.offered - (published + dropped)

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure
-from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
 from multi_dnn_ros.serving.descriptions import EngineDescription
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
+from multi_dnn_ros.serving.statistics import DnnCameraStatistics
 
 #: (camera, index of the image) -> image, (H, W, 3) uint8.
 Picture = Callable[[str, int], npt.NDArray[np.uint8]]
