@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import array
 import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import jpeg_pipelines
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from engine_rig import Rig, same
@@ -21,22 +24,46 @@ from host_rig import HostRig, Traffic
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from jpeg_files import SETTINGS, damaged, encoded, jpeg, message
 from jpeg_pipelines import MARK, build_on_device
 from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
+from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine import DropReason, Frame, Result
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import ConfigureError
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.image_decoding import decode_compressed, jpeg_for_device
-from multi_dnn_ros.vision.jpeg_file import JpegFile
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, jpeg_for_device
 
 CPU = torch.device("cpu")
+SETTINGS = ImageSettings("front", 1280 * 720)
+
+
+def message(value: int = 200, size: tuple[int, int] = (48, 64), extension: str = ".jpg") -> Any:
+    """A CompressedImage full of `value`."""
+    return encoded(np.full((*size, 3), value, np.uint8), extension)
+
+
+def encoded(pixels: npt.NDArray[np.uint8], extension: str = ".jpg", *options: int) -> Any:
+    data = cv2.imencode(extension, pixels, options)[1]
+    return SimpleNamespace(format=extension, data=array.array("B", data.tobytes()))
+
+
+def damaged(size: tuple[int, int] = (48, 64)) -> Any:
+    """A file that passes the checks of its header, and that no decoder can read: its Huffman tables are impossible."""
+    whole = message(200, size)
+    table = bytes(whole.data).index(b"\xff\xc4")
+    whole.data[table + 5 : table + 21] = array.array("B", [255] * 16)
+    return whole
+
+
+def jpeg(*arguments: Any) -> JpegFile:
+    file = jpeg_for_device(message(*arguments), SETTINGS)
+    assert file is not None
+    return file
 
 
 def compressed(config: NodeConfig, jpeg_decoder: str = "auto") -> NodeConfig:
@@ -102,9 +129,9 @@ class Camera:
     def __init__(self) -> None:
         self.host, self.ends, self.bad = FakeHost(), Ends(), []  # type: ignore[var-annotated]
         dnns = {dnn: DnnSettings(("front",)) for dnn in ("object", "lane")}
-        self.host.ledger = Ledger(dnns, self.ends.callbacks(), FakeClock())
+        ledger = Ledger(dnns, self.ends.callbacks(), FakeClock())
         self.host.on_device = {"object", "lane"}
-        self.decoder = CameraDecoder("front", self.host, self.host.ledger, self.bad.append)  # type: ignore[arg-type]
+        self.decoder = CameraDecoder("front", self.host, ledger, self.bad.append)  # type: ignore[arg-type]
         self.decoder.start()
 
     def send(self, image: Any) -> Any:
@@ -241,7 +268,8 @@ def test_a_frame_for_two_devices_is_stored_as_pixels_unless_both_decode(make: Ca
     config.dnns["object"].device, config.dnns["object2"].device = "cpu:1", "cpu:2"
     config.dnns["object"].cameras, config.dnns["object2"].cameras = ["front", "rear"], ["rear"]
     rig = make(config)
-    assert not rig.description.decodes_jpeg
+    assert (rig.description.device, rig.description.decodes_jpeg) == ("cpu:1, cpu:2", False)
+    assert {status.name for status in rig.host.statuses()} == {"engine cpu:1", "engine cpu:2"}
     assert rig.host.decodes_jpeg(("object",))
     assert not rig.host.decodes_jpeg(("object", "object2"))
     rig.until(lambda: {200, MARK} <= set(rig.values_of("object")), "results of both cameras")
