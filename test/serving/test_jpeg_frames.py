@@ -29,7 +29,6 @@ from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
-from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine import DropReason, Frame, Result
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import ConfigureError
@@ -37,6 +36,7 @@ from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, jpeg_for_device
+from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 CPU = torch.device("cpu")
 SETTINGS = ImageSettings("front", 1280 * 720)
