@@ -1,48 +1,33 @@
-"""The frames of one DNN, waiting and in progress, with their counts and the failures of the DNN."""
+"""The frames of one DNN, waiting and in progress, and the failures of the DNN."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.health import Health
 from multi_dnn_ros.engine.inference import DropCause, Item
 from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.statistics import DnnCameraRecorder
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
 
 #: Reasons of drops that the DNN itself causes; too many such drops in a row disable it.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 
-@dataclass(frozen=True)
-class FailureLimits:
-    """max_failures: consecutive failures that disable the DNN. window_ns: length of the statistics window."""
-
-    max_failures: int = 5
-    window_ns: int = 10_000_000_000
-
-
 class DnnFrames:
-    """Not thread-safe: the DNN thread that owns it calls it under its lock, except `waiting`, `is_in_progress` and
-    `add_result`.
+    """Not thread-safe: the DNN thread that owns it calls it under its lock, except `waiting` and `is_in_progress`.
 
-    Drops are counted here and returned, because the owner reports them after it has released the lock.
+    Drops are returned, because the owner reports them after it has released the lock.
 
-    dnn: name of the DNN. clock: nanoseconds, monotonic.
+    dnn: name of the DNN. max_failures: consecutive failures that disable it. clock: nanoseconds, monotonic.
     """
 
-    def __init__(self, dnn: str, cameras: Sequence[str], limits: FailureLimits, clock: Callable[[], int]) -> None:
+    def __init__(self, dnn: str, cameras: Sequence[str], max_failures: int, clock: Callable[[], int]) -> None:
         self._dnn = dnn
         self._mailboxes = Mailboxes(cameras)
-        self._recorders = {camera: DnnCameraRecorder(limits.window_ns) for camera in cameras}
-        self._health = Health(limits.max_failures, clock)
+        self._health = Health(max_failures, clock)
         self._in_progress: set[Item] = set()  # in progress: started, and not yet recorded as published or dropped
-        # Published results that record_results has not recorded yet.
-        self._unrecorded: deque[tuple[Item, Timing, int, int | None]] = deque()
 
     # -- waiting frames
 
@@ -60,7 +45,6 @@ class DnnFrames:
 
         closed: whether the engine is stopping.
         """
-        self._recorders[frame.camera].offered += 1
         if closed:
             return self._drop(frame, DropReason.SHUTDOWN, "the engine is stopping")
         disabled = self._health.disabled
@@ -98,30 +82,15 @@ class DnnFrames:
         """Whether the frame is in progress. Without the lock the answer may be out of date."""
         return item in self._in_progress
 
-    def add_result(self, item: Item, timing: Timing, published_ns: int, deadline_ns: int | None) -> None:
-        """Keep a published result for `record_results`. Needs no lock."""
-        self._unrecorded.append((item, timing, published_ns, deadline_ns))
-
-    def record_results(self) -> bool:
-        """Count the published results. Returns whether there were any.
-
-        This is deferred because the receiver of the last result may have offered the frames of the next inference,
-        which should start first.
-        """
-        if not self._unrecorded:
-            return False
-        while self._unrecorded:
-            item, timing, published_ns, deadline_ns = self._unrecorded.popleft()
-            if item in self._in_progress:  # otherwise abandoned before it was recorded
-                self._in_progress.discard(item)
-                self._recorders[item.frame.camera].record_published(timing, published_ns, deadline_ns)
-                self._health.succeeded()
-        return True
+    def record_result(self, item: Item) -> None:
+        """The result of a frame was published; no effect if the frame was abandoned before."""
+        if item in self._in_progress:
+            self._in_progress.discard(item)
+            self._health.succeeded()
 
     def record_drops(self, items: Sequence[Item], cause: DropCause) -> tuple[list[Drop], Failure | None]:
         """Drop items with a common cause. If the DNN caused it, they count as one failure."""
         reason, message = cause
-        self.record_results()
         dropped = [item for item in items if item in self._in_progress]
         self._in_progress.difference_update(dropped)
         drops = [self._drop(item.frame, reason, message) for item in dropped]
@@ -133,7 +102,6 @@ class DnnFrames:
 
     def drop_in_progress(self, reason: DropReason, message: str) -> list[Drop]:
         """Drop all frames in progress; later results for them are ignored."""
-        self.record_results()
         items, self._in_progress = self._in_progress, set()
         return [self._drop(item.frame, reason, message) for item in items]
 
@@ -144,16 +112,14 @@ class DnnFrames:
         failure, waiting = self._after_failure(message)
         return drops + waiting, failure
 
-    # -- queries
-
-    def copy_recorders(self) -> tuple[dict[str, DnnCameraRecorder], str | None]:
-        """Copies of the recorders by camera, and the reason if the DNN is disabled."""
-        return {camera: recorder.copy() for camera, recorder in self._recorders.items()}, self._health.disabled
+    @property
+    def disabled(self) -> str | None:
+        """Why the DNN accepts no frames; None: it accepts them."""
+        return self._health.disabled
 
     # -- internal
 
     def _drop(self, frame: Frame, reason: DropReason, message: str) -> Drop:
-        self._recorders[frame.camera].dropped[reason] += 1
         return Drop(self._dnn, frame, reason, message)
 
     def _after_failure(self, message: str) -> tuple[Failure, list[Drop]]:

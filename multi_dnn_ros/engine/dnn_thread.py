@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from multi_dnn_ros.engine.batch_delay import BatchDelay
-from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
+from multi_dnn_ros.engine.dnn_frames import DnnFrames
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.inference import DropCause, Inference, Item
 from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class DnnThread(threading.Thread):
     def __init__(
         self,
         task: DnnTask,
-        limits: FailureLimits,
+        max_failures: int,
         callbacks: Callbacks,
         clock: Callable[[], int],
         observer: Observer,
@@ -55,7 +54,7 @@ class DnnThread(threading.Thread):
         self._wake = threading.Condition(self._lock)  # this thread waits here
         # Waited on by submit() for an empty mailbox and by wait_idle() for the end of all work.
         self._idle_or_room = threading.Condition(self._lock)
-        self._frames = DnnFrames(task.name, task.cameras, limits, clock)
+        self._frames = DnnFrames(task.name, task.cameras, max_failures, clock)
         self._max_batch = task.max_batch
         self._batch_delay = BatchDelay(task.max_batch, task.batch_delay_ns, clock)
         self._taken = 0  # inferences that are not finished
@@ -150,13 +149,10 @@ class DnnThread(threading.Thread):
             self._idle_or_room.notify_all()
         self._report(drops)
 
-    def statistics(self) -> tuple[dict[str, DnnCameraStatistics], str | None]:
-        """Statistics per camera, and the reason if the DNN is disabled."""
-        now = self._clock()
+    def disabled(self) -> str | None:
+        """Why the DNN accepts no frames; None: it accepts them."""
         with self._lock:
-            self._record_results()
-            recorders, disabled = self._frames.copy_recorders()
-        return {camera: recorder.snapshot(now) for camera, recorder in recorders.items()}, disabled
+            return self._frames.disabled
 
     # -- the thread
 
@@ -181,7 +177,6 @@ class DnnThread(threading.Thread):
         while True:
             with self._lock:
                 while not self._finished and not (starts := self._run is not None and self._can_start()):
-                    self._record_results()
                     if self._is_finished():
                         return None
                     self._wake.wait(None if self._run is None else self._batch_delay.remaining_s())
@@ -231,8 +226,6 @@ class DnnThread(threading.Thread):
 
     def _publish_all(self, inference: Inference) -> None:
         """Decode and publish the outputs, or record the drops."""
-        with self._lock:
-            self._record_results()
         begin = self._clock()
         row = 0
         for item in inference.items:
@@ -263,12 +256,9 @@ class DnnThread(threading.Thread):
             assert item.drop_cause is not None
             self._record_drops([item], item.drop_cause)
         else:
-            self._frames.add_result(item, result.timing, self._clock(), inference.deadline_ns)
-
-    def _record_results(self) -> None:
-        """Record published results in the statistics; the caller holds the lock."""
-        if self._frames.record_results():
-            self._idle_or_room.notify_all()
+            with self._lock:
+                self._frames.record_result(item)
+                self._idle_or_room.notify_all()
 
     def _record_drops(self, items: Sequence[Item], cause: DropCause) -> None:
         """Drop items with a common cause. If the DNN caused it, they count as one failure."""

@@ -9,14 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from multi_dnn_ros.engine.cpu import CpuRunner
-from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.gpu import AHEAD, GpuRunner
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.reports import Callbacks, Failure
-from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, Result
 
 
@@ -54,7 +52,6 @@ class Engine:
         device: torch.device | None = None,
         max_failures: int = 5,
         aging_ns: int = 50_000_000,
-        window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
         observer: Observer | None = None,
     ) -> None:
@@ -64,7 +61,6 @@ class Engine:
         self._started = False
         order = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         observer = observer or NullObserver()
-        limits = FailureLimits(max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._cpu: CpuRunner | None = None
         self._gpu: GpuRunner | None = None
@@ -72,7 +68,7 @@ class Engine:
             self._cpu = CpuRunner(workers, order, lambda: [dnn.task for dnn in self._dnns.values()], clock, observer)
         self._dnns = {
             task.name: DnnThread(
-                task, limits, callbacks, clock, observer,
+                task, max_failures, callbacks, clock, observer,
                 run=None if self._cpu is None else self._cpu.run, wake=self._wake,
                 ahead=AHEAD if self._cpu is None else 1,
             )
@@ -134,14 +130,10 @@ class Engine:
         if self._gpu is not None:
             self._gpu.update()
 
-    def statistics(self) -> Statistics:
-        by_dnn_and_camera, disabled = {}, {}
-        for name, dnn in self._dnns.items():
-            by_camera, reason = dnn.statistics()
-            by_dnn_and_camera.update({(name, camera): figures for camera, figures in by_camera.items()})
-            if reason is not None:
-                disabled[name] = reason
-        return Statistics(by_dnn_and_camera, disabled)
+    def disabled(self) -> dict[str, str]:
+        """The DNNs that accept no frames because they failed too often, with the reason."""
+        reasons = {name: dnn.disabled() for name, dnn in self._dnns.items()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress; False on timeout."""

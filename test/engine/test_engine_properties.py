@@ -66,9 +66,9 @@ def test_every_frame_ends_once(
         expected.update((name, camera) for name in serving)
         if number % idle_every == 0:
             assert engine.wait_idle(WAIT)
-        check_accounts(engine)
+        check_accounts(recorder)
     assert engine.stop(WAIT, drain=drain) == []
-    check_accounts(engine)
+    check_accounts(recorder)
     ends = Counter((end.dnn, end.frame.camera) for end in (*recorder.results, *recorder.drops))
     assert ends == expected
     each = Counter((end.dnn, end.frame.context) for end in (*recorder.results, *recorder.drops))

@@ -23,7 +23,7 @@ def test_inferences_end_after_their_numbers_have_begun_again(
     assert engine.wait_idle(WAIT)
     for name in "ab":
         assert [it.frame.stamp_ns for it in recorder.results if it.dnn == name] == list(range(30))
-    check_accounts(engine)
+    check_accounts(recorder)
 
 
 def test_a_kernel_that_runs_does_not_delay_the_launch_of_another_dnn(

@@ -34,7 +34,7 @@ def test_specialize_is_called_once_per_size(start, recorder, gpu):
     assert engine.wait_idle(WAIT)
     engine.stop(WAIT)
     assert sizes == [(4, 6), (2, 3)]
-    check_accounts(engine)
+    check_accounts(recorder)
 
 
 def test_nothing_is_launched_while_specializing(start, recorder, gpu):

@@ -20,14 +20,14 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
     recorder.wait(lambda: recorder.failures and recorder.results)
     (failure,) = recorder.failures
     assert (failure.dnn, failure.disabled) == ("a", True)
-    assert "ZeroDivisionError" in engine.statistics().disabled["a"]
+    assert "ZeroDivisionError" in engine.disabled()["a"]
     engine.offer(frame(value=2))
     recorder.wait(lambda: len(recorder.results) == 2)
     assert [(drop.dnn, drop.reason) for drop in recorder.drops] == [
         ("a", DropReason.DNN_ERROR), ("a", DropReason.DISABLED),
     ]  # fmt: skip
     assert engine.failed_threads() == ["dnn-a"]
-    check_accounts(engine)
+    check_accounts(recorder)
     engine.stop(0.1)
     assert engine.failed_threads() == []  # after stop() ended threads are not reported
 
@@ -44,4 +44,4 @@ def test_an_error_in_the_launching_thread_drops_what_waits_and_is_named(
     assert {drop.dnn for drop in recorder.drops} == {"a", "b"}
     engine.offer(frame())
     assert [drop.reason for drop in recorder.drops[2:]] == [DropReason.DISABLED] * 2
-    check_accounts(engine)
+    check_accounts(recorder)

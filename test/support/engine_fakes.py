@@ -11,7 +11,7 @@ from waiting import until as until
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.captured_network import EagerNetwork
-from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
+from multi_dnn_ros.engine import DnnTask, Drop, DropReason, Engine, Failure, Frame, Result
 from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import Policy
 
@@ -158,7 +158,8 @@ def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, d
     until(lambda: engine.running_threads() == [name], "the end of the other threads", told=engine.running_threads)
 
 
-def check_accounts(engine: Engine) -> None:
-    """Every offered frame is counted exactly once."""
-    for stream in engine.statistics().by_dnn_and_camera.values():
-        assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
+def check_accounts(recorder: Recorder) -> None:
+    """No DNN has answered a frame twice; a result whose receiver raised is followed by a drop."""
+    failed = {(drop.dnn, drop.frame) for drop in recorder.drops if drop.reason is DropReason.PUBLISH_ERROR}
+    answers = [(it.dnn, it.frame) for it in (*recorder.results, *recorder.drops)]
+    assert len(answers) - len(failed & {(it.dnn, it.frame) for it in recorder.results}) == len(set(answers))
