@@ -14,22 +14,16 @@ from typing import Any
 import cv2
 import jpeg_pipelines
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
-from engine_rig import Rig, same
 from fake_host import WAIT_S, Ends, FakeClock, FakeHost
 from fake_pipelines import settings
 from host_rig import HostRig, Traffic
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from jpeg_pipelines import MARK, build_on_device
 from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
-from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
-from multi_dnn_ros.engine import DropReason, Frame, Result
+from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS
+from multi_dnn_ros.engine import Frame, Result
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import ConfigureError
 from multi_dnn_ros.serving.host import Host
@@ -38,32 +32,13 @@ from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, jpeg_for_device
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
-CPU = torch.device("cpu")
 SETTINGS = ImageSettings("front", 1280 * 720)
 
 
-def message(value: int = 200, size: tuple[int, int] = (48, 64), extension: str = ".jpg") -> Any:
-    """A CompressedImage full of `value`."""
-    return encoded(np.full((*size, 3), value, np.uint8), extension)
-
-
-def encoded(pixels: npt.NDArray[np.uint8], extension: str = ".jpg", *options: int) -> Any:
-    data = cv2.imencode(extension, pixels, options)[1]
+def message(extension: str = ".jpg") -> Any:
+    """A CompressedImage full of 200."""
+    data = cv2.imencode(extension, np.full((48, 64, 3), 200, np.uint8))[1]
     return SimpleNamespace(format=extension, data=array.array("B", data.tobytes()))
-
-
-def damaged(size: tuple[int, int] = (48, 64)) -> Any:
-    """A file that passes the checks of its header, and that no decoder can read: its Huffman tables are impossible."""
-    whole = message(200, size)
-    table = bytes(whole.data).index(b"\xff\xc4")
-    whole.data[table + 5 : table + 21] = array.array("B", [255] * 16)
-    return whole
-
-
-def jpeg(*arguments: Any) -> JpegFile:
-    file = jpeg_for_device(message(*arguments), SETTINGS)
-    assert file is not None
-    return file
 
 
 def compressed(config: NodeConfig, jpeg_decoder: str = "auto") -> NodeConfig:
@@ -78,20 +53,9 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' decoders are registered for one test."""
     monkeypatch.setattr(jpeg_decoding, "JPEG_DECODERS", JPEG_DECODERS)
     monkeypatch.setitem(JPEG_DECODERS, "cpu", jpeg_pipelines.make)
-    jpeg_pipelines.decoded.clear()
 
 
 # -- which devices can
-
-
-def test_a_device_is_tried_with_a_small_file() -> None:
-    assert make_jpeg_decoder(CPU)(jpeg(), "front") is not None
-    JPEG_DECODERS["cpu"] = lambda device: jpeg_pipelines.decode_wrongly
-    with pytest.raises(JpegUnavailable, match=r"differs from OpenCV's by \d+\.\d levels"):
-        make_jpeg_decoder(CPU)
-    del JPEG_DECODERS["cpu"]
-    with pytest.raises(JpegUnavailable, match="device cpu cannot decode JPEG files"):
-        make_jpeg_decoder(CPU)
 
 
 @pytest.mark.parametrize(
@@ -165,42 +129,6 @@ def test_the_file_is_stored_if_every_dnn_has_a_device_that_decodes_it() -> None:
 
 
 # -- engine processes
-
-
-@pytest.fixture
-def cpu_engine() -> Iterator[Rig]:
-    """An engine process without a decoder, serving."""
-    rig = Rig(settings("object"), modules=("jpeg_pipelines",))
-    yield rig.serve(jpeg_pipelines.build_with_sums)
-    rig.close()
-
-
-def test_a_process_without_a_decoder_gives_the_same_result_for_the_file_as_for_the_pixels(cpu_engine: Rig) -> None:
-    @hypothesis_settings(max_examples=25, deadline=None)
-    @given(
-        height=st.integers(1, 80),
-        width=st.integers(1, 80),
-        seed=st.integers(0, 999),
-        grey=st.booleans(),
-        quality=st.integers(1, 100),
-    )
-    def check(height: int, width: int, seed: int, grey: bool, quality: int) -> None:
-        shape = (height, width) if grey else (height, width, 3)
-        values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-        image = encoded(values, ".jpg", cv2.IMWRITE_JPEG_QUALITY, quality)
-        file = jpeg_for_device(image, SETTINGS)
-        assert file is not None
-        from_pixels = cpu_engine.outcomes(decode_compressed(image, SETTINGS))["object"]
-        from_file = cpu_engine.outcomes(file)["object"]
-        assert same(from_file, from_pixels), (from_file, from_pixels)
-
-    check()
-    broken = jpeg_for_device(damaged(), SETTINGS)
-    assert broken is not None
-    dropped = cpu_engine.outcomes(broken)["object"]
-    assert dropped.reason is DropReason.BAD_IMAGE
-    assert dropped.message.startswith("data cannot be decoded")
-    assert cpu_engine.ends.failures == []
 
 
 class JpegTraffic(Traffic):
