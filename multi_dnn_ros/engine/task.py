@@ -39,7 +39,7 @@ class DnnTask:
     networks: on a GPU, by batch size (1 and perhaps more), the whole network.
     gate: on a GPU, where the networks can be held back; None: nowhere.
     priority: higher runs first under the priority policy.
-    deadline_ns: from arrival, for EDF and the statistics; None: no deadline.
+    deadline_ns: from arrival, for EDF; None: no deadline.
     max_age_ns: frames that waited longer are dropped; None: never.
     sms: number of SMs of the GPU that the DNN runs on; its networks must have been prepared for that share. 0: all.
     specialize: called once per image (height, width), while nothing is launched, to optimize preprocessing for that

@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from logging.handlers import QueueHandler
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.processes import EXIT_ORPHANED
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.task import DnnTask, Drop, Result
+from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import Progress
 from multi_dnn_ros.serving.engine_state import EngineState
@@ -144,6 +143,7 @@ class EngineProgram:
 
     def _configure(self, request: messages.Configure) -> None:
         from multi_dnn_ros.backends.device_errors import is_device_failure
+        from multi_dnn_ros.backends.thread_priority import keep_priority
         from multi_dnn_ros.serving.configure import configure, describe_failure
 
         background = request.in_background
@@ -174,7 +174,7 @@ class EngineProgram:
         config = self._config
         self._pins = PinnedImages(pipeline.device)
         engine = Engine(
-            [_with_settings(task, config) for task in pipeline.tasks],
+            pipeline.tasks,
             on_result=self._on_result,
             on_drop=self._on_drop,
             on_failure=self._channel.send,
@@ -232,17 +232,6 @@ class EngineProgram:
         offer = drop.frame.context
         assert isinstance(offer, messages.Offer)
         self._channel.send(messages.FrameDropped(offer.number, drop.dnn, drop.reason, drop.message))
-
-
-def _with_settings(task: DnnTask, config: NodeConfig) -> DnnTask:
-    """The task with the current scheduling parameters."""
-    settings = config.dnns[task.name]
-    return replace(
-        task,
-        priority=settings.priority,
-        deadline_ns=round(settings.deadline_ms * 1e6) or None,
-        max_age_ns=round(settings.max_age_ms * 1e6) or None,
-    )
 
 
 # -- in a process of its own

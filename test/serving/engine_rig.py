@@ -16,7 +16,6 @@ from multi_dnn_ros.serving.engine_process import EngineProcess, Events
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 WAIT_S = 60.0
 
@@ -57,30 +56,20 @@ class Rig:
 
     def offer(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> int:
         """Offer an image full of `value`. Returns the number of DNNs that answer."""
-        return self.offer_image(np.full((*size, 3), value, np.uint8), camera)
-
-    def offer_image(self, image: FrameImage, camera: str = "front") -> int:
-        """Offer pixels or a JPEG file, as :meth:`offer` does."""
-        slot = self.pools[camera].take(WAIT_S)
+        slot, frame = self.pools[camera].take(WAIT_S), Frame(camera, 5)
         assert slot is not None
-        frame = Frame(camera, 5)
-        if isinstance(image, JpegFile):
-            data = slot.file(image.data.nbytes)
-            assert data is not None
-            frame.set_image(image.copy(data), decode_ns=0)
-        else:
-            memory = slot.image(*image.shape[:2])
-            memory[:] = image
-            frame.set_image(memory, decode_ns=0)
+        memory = slot.image(*size)
+        memory[:] = value
+        frame.set_image(memory, decode_ns=0)
         dnns = self.ledger.arrived(frame)
         number, _ = self.ledger.open(frame, slot, dnns, lambda dnn: self.engine)
         self.engine.offer(number, frame, slot, dnns)
         return len(dnns)
 
-    def outcomes(self, image: FrameImage | int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> Any:
+    def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> Any:
         """Offer an image. Returns, by DNN, its output or Drop."""
         before = len(self.ends.results), len(self.ends.drops)
-        count = self.offer(image, camera, size) if isinstance(image, int) else self.offer_image(image, camera)
+        count = self.offer(value, camera, size)
         self.ends.wait(lambda: len(self.ends.results) + len(self.ends.drops) >= sum(before) + count)
         found: dict[str, Any] = {result.dnn: result.output for result in self.ends.results[before[0] :]}
         return found | {drop.dnn: drop for drop in self.ends.drops[before[1] :]}

@@ -1,4 +1,4 @@
-"""A host without an engine: the test answers the offered frames."""
+"""A host without an engine, for the thread of a camera: the test answers the offered frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.serving.ledger import Ledger
 
-WAIT_S = 30.0  # timeout of every wait; none takes more than milliseconds unless something is broken
+WAIT_S = 60.0  # timeout of every wait
 
 
 class FakeClock:
@@ -28,11 +28,10 @@ class FakeClock:
 
 
 class FakeBuffer:
-    """Memory for one image; notifies the host when it is released."""
+    """Memory for one image; tells the host when it is released."""
 
     def __init__(self, host: FakeHost) -> None:
         self._host = host
-        self._released = False
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         return np.zeros((height, width, 3), np.uint8)
@@ -40,24 +39,16 @@ class FakeBuffer:
     def file(self, size: int) -> npt.NDArray[np.uint8] | None:
         return np.zeros(size, np.uint8) if size <= self._host.file_bytes else None
 
-    def output(self, dnn: str) -> npt.NDArray[np.uint8]:
-        return np.zeros(0, np.uint8)
-
     def release(self) -> None:
-        assert not self._released, "released twice"
-        self._released = True
-        with self._host.changed:
-            self._host.free += 1
-            self._host.changed.notify_all()
+        self._host.free.release()
 
 
 class FakeHost:
-    """The part of a Host that decoding uses. buffers: their number. ledger: set by the test."""
+    """The part of a Host that decoding uses. buffers: their number."""
 
     def __init__(self, buffers: int = 8) -> None:
-        self.ledger: Ledger
+        self.free = threading.BoundedSemaphore(buffers)  # a buffer that is released twice raises
         self.changed = threading.Condition()
-        self.buffers = self.free = buffers
         self.serving = True
         self.offered: list[tuple[int, Frame]] = []
         self.recipients: list[tuple[str, ...]] = []
@@ -71,13 +62,10 @@ class FakeHost:
         return self.on_device.issuperset(dnns)
 
     def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.free, timeout_s):
-                return None
-            self.free -= 1
-        return FakeBuffer(self)
+        return FakeBuffer(self) if self.free.acquire(timeout=timeout_s) else None
 
-    def offer(self, ledger: Ledger, frame: Frame, buffer: FakeBuffer, dnns: tuple[str, ...]) -> None:
+    def offer(self, ledger: Ledger, frame: Frame, buffer: Any, dnns: tuple[str, ...]) -> None:
+        self.ledger = ledger
         number, _ = ledger.open(frame, buffer, dnns, lambda dnn: None)
         with self.changed:
             self.offered.append((number, frame))
@@ -86,16 +74,10 @@ class FakeHost:
 
     # -- called by the test
 
-    def wait(self, condition: Callable[[], object]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, WAIT_S), "the condition did not come true in time"
-
-    def wait_offered(self, count: int) -> list[str]:
+    def wait_offered(self, count: int) -> list[Any]:
         """Wait for `count` offered frames. Returns their contexts."""
-        self.wait(lambda: len(self.offered) >= count)
-        return self.stamps()
-
-    def stamps(self) -> list[Any]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.offered) >= count, WAIT_S), self.offered
         return [frame.context for _, frame in self.offered]
 
     def answer(self, dnn: str, index: int = -1, finished_ns: int = 0) -> None:

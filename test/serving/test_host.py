@@ -16,7 +16,7 @@ import pytest
 import swap_pipelines
 from engine_faults import engine_pids
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
-from host_rig import HostRig, Traffic, descriptors
+from host_rig import HostRig, descriptors
 from waiting import until
 
 from multi_dnn_ros.engine.frame import Frame
@@ -119,21 +119,6 @@ def test_an_engine_serves_again_after_a_stop(make: Make) -> None:
         assert rig.pid() == pid
 
 
-def test_dnns_on_several_devices_have_an_engine_each(make: Make) -> None:
-    config = settings("lane", "object", cameras=("front", "rear"))
-    config.dnns["lane"].device, config.dnns["object"].device = "cpu:1", "cpu:2"
-    rig = HostRig(config)
-    try:
-        assert rig.description.device == "cpu:1, cpu:2"
-        rig.start()
-        assert {status.name for status in rig.host.statuses()} == {"engine cpu:1", "engine cpu:2"}
-        rig.once["front"] = SEGFAULT
-        rig.until(lambda: any(status.level is Level.WARN for status in rig.host.statuses()), "a loss")
-        rig.wait_results()
-    finally:
-        rig.close()
-
-
 def test_an_engine_in_this_process(make: Make) -> None:
     rig = make("object", "mask", isolation="none").start()
     rig.host.update("object", "max_age_ms", 0.001)
@@ -180,21 +165,6 @@ def test_a_process_is_replaced_after_each_kind_of_fault(make: Make, standby: str
     assert len(lost) <= slots_needed(2), "no more than can be in progress"
 
 
-def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Make) -> None:
-    """With a threshold above every score, results are empty."""
-    rig = make("object", standby="hot", restart_s=(0.0,), retry_s=(0.0,)).start()
-    rig.until(lambda: rig.status().values["standby"] == "hot, ready", "the standby")
-    rig.host.update("object", "score_threshold", 0.9)
-    for _ in range(2):
-        rig.until(lambda: len(rig.traffic.outputs["object"].scores) == 0, "an empty result")
-        pid, lost = rig.pid(), len(rig.traffic.drops)
-        os.kill(pid, signal.SIGKILL)
-        rig.until(lambda pid=pid: rig.pid() not in (0, pid), "another process")
-        rig.until(lambda lost=lost: len(rig.traffic.drops) > lost or rig.status().values["restarts"], "the loss")
-        rig.wait_results()
-        assert len(rig.traffic.outputs["object"].scores) == 0
-
-
 def test_only_the_dnn_at_fault_is_disabled_and_tried_again() -> None:
     """While the images contain the fault, every process that serves `faulty` is lost."""
     config = settings("faulty", "lane", "object", standby="hot", fault_window_s=60.0)
@@ -239,76 +209,54 @@ def test_the_age_of_the_supervision_grows_while_it_hangs(make: Make, monkeypatch
 # -- swaps
 
 
-class SwapRig(HostRig):
-    traffic: Traffic
-
-    def swap(self, **models: str) -> Swap:
-        return self.host.swap({dnn: {"model": model} for dnn, model in models.items()}, lambda: None)
-
-    def committed(self, swap: Swap) -> bool:
-        """Commit the swap once its preparation has ended. Returns whether that was possible."""
-        self.until(lambda: swap.is_prepared or swap.failure, "the preparation")
-        return swap.commit()
-
-    def classes(self, dnn: str, camera: str = "front") -> list[int]:
-        """Class indices in the order of publication."""
-        return [int(output.class_ids[0]) for _, output in self.traffic.published[dnn, camera]]
-
-    def check_order(self) -> None:
-        for published in self.traffic.published.values():
-            numbers = [number for number, _ in published]
-            assert numbers == sorted(set(numbers))
-
-    def check_that_no_frame_was_lost(self) -> None:
-        self.check_order()
-        for stream, figures in self.traffic.streams().items():
-            assert {reason.value for reason, count in figures.dropped.items() if count} <= {"overwritten"}, stream
-
-
 @pytest.fixture
-def rig() -> Iterator[SwapRig]:
+def rig() -> Iterator[HostRig]:
     limits = {"fault_window_s": 1.0, "heartbeat_timeout_s": 5.0}
-    created = SwapRig(settings("object", "pedestrian", cameras=("front", "rear"), **limits), swap_pipelines.build)
+    created = HostRig(settings("object", "pedestrian", cameras=("front", "rear"), **limits), swap_pipelines.build)
     created.start()
     yield created
     created.close()
 
 
-def test_a_swap_finishes_the_frames_of_the_former_process_and_loses_none(rig: SwapRig) -> None:
+def swap(rig: HostRig, *dnns: str, model: str) -> Swap:
+    return rig.host.swap({dnn: {"model": model} for dnn in dnns}, lambda: None)
+
+
+def committed(rig: HostRig, swap: Swap) -> bool:
+    """Commit the swap once its preparation has ended. Returns whether that was possible."""
+    rig.until(lambda: swap.is_prepared or swap.failure, "the preparation")
+    return swap.commit()
+
+
+def classes(rig: HostRig, dnn: str, camera: str = "front") -> list[int]:
+    """Class indices in the order of publication."""
+    return [int(output.class_ids[0]) for _, output in rig.traffic.published[dnn, camera]]
+
+
+def check_order(rig: HostRig) -> None:
+    for published in rig.traffic.published.values():
+        numbers = [number for number, _ in published]
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_swap_finishes_the_frames_of_the_former_process_and_loses_none(rig: HostRig) -> None:
     for index in (1, 2, 3):
-        assert rig.committed(rig.swap(object=f"{index},slow" if index % 2 else str(index)))
-        rig.until(lambda index=index: rig.classes("object")[-1] == index, "the new model")
+        assert committed(rig, swap(rig, "object", model=f"{index},slow" if index % 2 else str(index)))
+        rig.until(lambda index=index: classes(rig, "object")[-1] == index, "the new model")
         rig.wait_results()
-    assert rig.committed(rig.swap(object="4"))
+    assert committed(rig, swap(rig, "object", model="4"))
     assert rig.traffic.stop() == []  # also right after a swap
-    rig.check_that_no_frame_was_lost()
+    check_order(rig)
+    for stream, figures in rig.traffic.streams().items():
+        assert {reason.value for reason, count in figures.dropped.items() if count} <= {"overwritten"}, stream
     for camera in ("front", "rear"):
-        classes = rig.classes("object", camera)
-        assert classes == sorted(classes), "no result of a previous model after one of a later model"
-    assert set(rig.classes("pedestrian")) == {0}
-
-
-def test_a_swap_that_was_cancelled_or_replaced_cannot_be_committed(rig: SwapRig) -> None:
-    first = rig.swap(object="1")
-    second = rig.swap(object="2,wrong")
-    rig.until(lambda: second.failure, "the failure")
-    assert "not a model of this test" in second.failure
-    third = rig.swap(object="3,long")
-    third.cancel("the test")
-    assert not any(swap.commit() for swap in (first, second, third))
-    rig.until(lambda: len(engine_pids()) == 1, "the end of the new processes")
-    assert set(rig.classes("object")) == {0}
-    assert rig.committed(rig.swap(object="4"))
-    rig.until(lambda: rig.classes("object")[-1] == 4, "the new model")
-    rig.swap(object="1,long")
-    rig.until(lambda: len(engine_pids()) == 2, "the new process")
-    rig.traffic.stop()
-    rig.host.close()
-    assert engine_pids() == []
+        found = classes(rig, "object", camera)
+        assert found == sorted(found), "no result of a previous model after one of a later model"
+    assert set(classes(rig, "pedestrian")) == {0}
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
-def test_accounts_are_exact_with_random_swaps_and_kills(rig: SwapRig, seed: int) -> None:
+def test_accounts_are_exact_with_random_swaps_and_kills(rig: HostRig, seed: int) -> None:
     """Processes are killed while they are prepared, while they serve, and just after they have taken over."""
     rng = random.Random(seed)
 
@@ -319,20 +267,19 @@ def test_accounts_are_exact_with_random_swaps_and_kills(rig: SwapRig, seed: int)
     for index in range(1, 7):
         word = rng.choice(["", ",slow", ",abort", ",wrong", ",brief"])
         dnns = rng.choice([("object",), ("pedestrian",), ("object", "pedestrian")])
-        swap = rig.swap(**dict.fromkeys(dnns, f"{index}{word}"))
+        begun = swap(rig, *dnns, model=f"{index}{word}")
         victim = rng.choice(["none", "any", "any", "after"])
         if victim == "any":
             kill_any()
-        committed = rig.committed(swap)
+        done = committed(rig, begun)
         if victim == "after":
             kill_any()
-        assert not committed or word not in (",abort", ",wrong")
+        assert not done or word not in (",abort", ",wrong")
         rig.wait_results()
         for dnn in dnns:
-            if committed:  # results of the previous process's remaining frames come first
-                rig.until(lambda dnn=dnn, index=index: rig.classes(dnn)[-1] == index, "the new model")
+            if done:  # results of the previous process's remaining frames come first
+                rig.until(lambda dnn=dnn, index=index: classes(rig, dnn)[-1] == index, "the new model")
             else:
-                assert index not in rig.classes(dnn)
+                assert index not in classes(rig, dnn)
     rig.traffic.stop()
-    rig.check_order()
-    assert not rig.traffic.discrepancies()
+    check_order(rig)

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+import array
 import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import jpeg_pipelines
 import numpy as np
 import pytest
-import torch
-from engine_rig import Rig, same
 from fake_host import WAIT_S, Ends, FakeClock, FakeHost
 from fake_pipelines import settings
 from host_rig import HostRig, Traffic
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from jpeg_files import SETTINGS, damaged, encoded, jpeg, message
 from jpeg_pipelines import MARK, build_on_device
 from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
-from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
-from multi_dnn_ros.engine import DropReason, Frame, Result
+from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS
+from multi_dnn_ros.engine import Frame, Result
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import ConfigureError
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.image_decoding import decode_compressed, jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, jpeg_for_device
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
-CPU = torch.device("cpu")
+SETTINGS = ImageSettings("front", 1280 * 720)
+
+
+def message(extension: str = ".jpg") -> Any:
+    """A CompressedImage full of 200."""
+    data = cv2.imencode(extension, np.full((48, 64, 3), 200, np.uint8))[1]
+    return SimpleNamespace(format=extension, data=array.array("B", data.tobytes()))
 
 
 def compressed(config: NodeConfig, jpeg_decoder: str = "auto") -> NodeConfig:
@@ -51,20 +53,9 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' decoders are registered for one test."""
     monkeypatch.setattr(jpeg_decoding, "JPEG_DECODERS", JPEG_DECODERS)
     monkeypatch.setitem(JPEG_DECODERS, "cpu", jpeg_pipelines.make)
-    jpeg_pipelines.decoded.clear()
 
 
 # -- which devices can
-
-
-def test_a_device_is_tried_with_a_small_file() -> None:
-    assert make_jpeg_decoder(CPU)(jpeg(), "front") is not None
-    JPEG_DECODERS["cpu"] = lambda device: jpeg_pipelines.decode_wrongly
-    with pytest.raises(JpegUnavailable, match=r"differs from OpenCV's by \d+\.\d levels"):
-        make_jpeg_decoder(CPU)
-    del JPEG_DECODERS["cpu"]
-    with pytest.raises(JpegUnavailable, match="device cpu cannot decode JPEG files"):
-        make_jpeg_decoder(CPU)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +93,9 @@ class Camera:
     def __init__(self) -> None:
         self.host, self.ends, self.bad = FakeHost(), Ends(), []  # type: ignore[var-annotated]
         dnns = {dnn: DnnSettings(("front",)) for dnn in ("object", "lane")}
-        self.host.ledger = Ledger(dnns, self.ends.callbacks(), FakeClock())
+        ledger = Ledger(dnns, self.ends.callbacks(), FakeClock())
         self.host.on_device = {"object", "lane"}
-        self.decoder = CameraDecoder("front", self.host, self.host.ledger, self.bad.append)  # type: ignore[arg-type]
+        self.decoder = CameraDecoder("front", self.host, ledger, self.bad.append)  # type: ignore[arg-type]
         self.decoder.start()
 
     def send(self, image: Any) -> Any:
@@ -138,42 +129,6 @@ def test_the_file_is_stored_if_every_dnn_has_a_device_that_decodes_it() -> None:
 
 
 # -- engine processes
-
-
-@pytest.fixture
-def cpu_engine() -> Iterator[Rig]:
-    """An engine process without a decoder, serving."""
-    rig = Rig(settings("object"), modules=("jpeg_pipelines",))
-    yield rig.serve(jpeg_pipelines.build_with_sums)
-    rig.close()
-
-
-def test_a_process_without_a_decoder_gives_the_same_result_for_the_file_as_for_the_pixels(cpu_engine: Rig) -> None:
-    @hypothesis_settings(max_examples=25, deadline=None)
-    @given(
-        height=st.integers(1, 80),
-        width=st.integers(1, 80),
-        seed=st.integers(0, 999),
-        grey=st.booleans(),
-        quality=st.integers(1, 100),
-    )
-    def check(height: int, width: int, seed: int, grey: bool, quality: int) -> None:
-        shape = (height, width) if grey else (height, width, 3)
-        values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-        image = encoded(values, ".jpg", cv2.IMWRITE_JPEG_QUALITY, quality)
-        file = jpeg_for_device(image, SETTINGS)
-        assert file is not None
-        from_pixels = cpu_engine.outcomes(decode_compressed(image, SETTINGS))["object"]
-        from_file = cpu_engine.outcomes(file)["object"]
-        assert same(from_file, from_pixels), (from_file, from_pixels)
-
-    check()
-    broken = jpeg_for_device(damaged(), SETTINGS)
-    assert broken is not None
-    dropped = cpu_engine.outcomes(broken)["object"]
-    assert dropped.reason is DropReason.BAD_IMAGE
-    assert dropped.message.startswith("data cannot be decoded")
-    assert cpu_engine.ends.failures == []
 
 
 class JpegTraffic(Traffic):
@@ -241,7 +196,8 @@ def test_a_frame_for_two_devices_is_stored_as_pixels_unless_both_decode(make: Ca
     config.dnns["object"].device, config.dnns["object2"].device = "cpu:1", "cpu:2"
     config.dnns["object"].cameras, config.dnns["object2"].cameras = ["front", "rear"], ["rear"]
     rig = make(config)
-    assert not rig.description.decodes_jpeg
+    assert (rig.description.device, rig.description.decodes_jpeg) == ("cpu:1, cpu:2", False)
+    assert {status.name for status in rig.host.statuses()} == {"engine cpu:1", "engine cpu:2"}
     assert rig.host.decodes_jpeg(("object",))
     assert not rig.host.decodes_jpeg(("object", "object2"))
     rig.until(lambda: {200, MARK} <= set(rig.values_of("object")), "results of both cameras")

@@ -143,8 +143,12 @@ def test_a_lost_engine_is_replaced_at_once_and_the_gap_is_measured() -> None:
     assert len(bench.engines) == 1
 
 
-def test_after_the_second_loss_each_dnn_keeps_an_engine_of_its_own() -> None:
+def test_after_the_second_loss_within_the_window_each_dnn_keeps_an_engine_of_its_own() -> None:
     bench = Bench()
+    for _ in range(4):
+        bench.lose("lane")
+        bench.settle(61)
+    assert bench.serving("lane") is bench.serving("object")
     for _ in range(2):
         bench.lose("lane")
         bench.settle()
@@ -153,14 +157,6 @@ def test_after_the_second_loss_each_dnn_keeps_an_engine_of_its_own() -> None:
     assert (lane.dnns, bench.status("engine cpu lane").level) == (("lane",), Level.WARN)
     bench.settle(600)
     assert bench.serving("lane") is lane
-
-
-def test_losses_outside_the_window_divide_nothing() -> None:
-    bench = Bench()
-    for _ in range(4):
-        bench.lose("lane")
-        bench.settle(61)
-    assert bench.serving("lane") is bench.serving("object")
 
 
 def test_a_dnn_whose_own_engine_is_lost_twice_is_disabled_and_tried_again_with_growing_pauses() -> None:
