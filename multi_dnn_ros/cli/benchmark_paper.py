@@ -131,8 +131,7 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
 
 
 def _branches(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.branch_networks import SIZES
-    from multi_dnn_ros.benchmark.paper.branches import measure_branches
+    from multi_dnn_ros.benchmark.paper.branches import SIZES, measure_branches
     from multi_dnn_ros.benchmark.paper.report import branches_table, plot_branches
 
     if device.type != "cuda":
