@@ -61,7 +61,7 @@ def measure_branches(
     """Milliseconds per image, for a network in sequence and with each number of streams of STREAMS.
 
     Each condition is one captured graph at fp16, also with Inductor's kernels, and a sample is the mean of ten replays
-    without gaps. Every condition runs once per round, in random order. name: as for branch_networks.make_network. size:
+    without gaps. Every condition runs once per round, in random order. name: as for :func:`make_network`. size:
     (width, height) of the image; None: the network's default. Raises ValueError if a condition's outputs differ from
     the serial ones.
     """
