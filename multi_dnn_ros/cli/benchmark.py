@@ -145,7 +145,7 @@ def soak(args: argparse.Namespace) -> int:
     """
     options.check_writable("--output", args.output)
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
-    from multi_dnn_ros.benchmark.soak.run import MIN_ROUND_S, SoakPlan, measure_soak, soak_table
+    from multi_dnn_ros.benchmark.soak import MIN_ROUND_S, SoakPlan, measure_soak, soak_table
 
     if 0.0 < args.kill_every < MIN_ROUND_S:
         raise UsageError(f"--kill-every is {args.kill_every:g}; allowed: 0, or at least {MIN_ROUND_S:g} seconds")

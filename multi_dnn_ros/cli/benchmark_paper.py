@@ -55,15 +55,15 @@ examples:
 
 def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare paper."""
-    from multi_dnn_ros.benchmark.paper.sets import CONDITIONS
+    from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, FIGURES, IMPORTANT, SETS
 
     width = max(map(len, CONDITIONS)) + 2
     conditions = "\n".join(f"  {name:<{width}}{condition.text}" for name, condition in CONDITIONS.items())
     parser = options.add_command(scenarios, "paper", _TEXT.format(conditions=conditions), _run)
     add = parser.add_argument
-    add("--set", nargs="+", metavar="SET",
+    add("--set", nargs="+", metavar="SET", choices=(*FIGURES, *SETS),
         help="sets of DNNs, see above (default: small; with --important: background)")  # fmt: skip
-    add("--conditions", nargs="+", default=[], metavar="CONDITION",
+    add("--conditions", nargs="+", default=[], metavar="CONDITION", choices=tuple(CONDITIONS),
         help="conditions, see above (default: those that the device can run, up to compile_mp)")  # fmt: skip
     add_sms(parser)
     add("--jobs", type=positive, default=8, metavar="N", help="jobs that a DNN is cut into (default: %(default)s)")
@@ -75,7 +75,7 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--branches", nargs="*", metavar="MODEL",
         help="measure the parallel branches of these networks instead (without a name: of six, see "
         "docs/benchmarks.md)")  # fmt: skip
-    add("--important", nargs="*", metavar="NETWORK",
+    add("--important", nargs="*", metavar="NETWORK", choices=tuple(IMPORTANT),
         help="measure important DNNs beside the background of --set instead: resnet152, resnet50, vgg16, resnet18 "
         "(without a name: the first three)")  # fmt: skip
     add("--peers", nargs="?", type=positive, const=1, metavar="N",
@@ -131,8 +131,7 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
 
 
 def _branches(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.branch_networks import SIZES
-    from multi_dnn_ros.benchmark.paper.branches import measure_branches
+    from multi_dnn_ros.benchmark.paper.branches import SIZES, measure_branches
     from multi_dnn_ros.benchmark.paper.report import branches_table, plot_branches
 
     if device.type != "cuda":
@@ -177,11 +176,11 @@ def _peers(args: argparse.Namespace, device: Any) -> int:
 def _important(args: argparse.Namespace, device: Any) -> int:
     from multi_dnn_ros.benchmark.paper.dnns import Work
     from multi_dnn_ros.benchmark.paper.important import important_table, measure_important
-    from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, choose_important, choose_sets
+    from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, IMPORTANT, choose_sets
 
     (background,) = choose_sets(args.set or ["background"]).values()
     found: list[dict[str, Any]] = []
-    for network in choose_important(args.important):
+    for network in [IMPORTANT[name] for name in args.important or list(IMPORTANT)[:-1]]:
         work = Work(
             CONDITIONS["ours_fp16"], (network, *background), str(device), args.sms, jobs=args.jobs, seed=args.seed
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from multi_dnn_ros.benchmark.paper.branch_networks import ENCODER, WindowHead, make_network
+from multi_dnn_ros.benchmark.paper.branches import ENCODER, WindowHead, make_network
 from multi_dnn_ros.cli.main import main
 
 

@@ -22,8 +22,3 @@ def test_an_important_dnn_is_measured_alone_and_beside_a_background(
         assert (figures["background_hz"] > 0.0) is (name != "alone")
         assert name == "bare loop" or 0.0 < figures["p50_ms"] <= figures["p99_ms"]
     assert "| resnet18 " in capsys.readouterr().out
-
-
-def test_an_unknown_important_network_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benchmark", "paper", "--important", "lenet", "--device", "cpu"]) == 2
-    assert "--important is 'lenet'; allowed: resnet152" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import runs, until
 
 from multi_dnn_ros.benchmark.paper.dnns import Work, check_partition, make_loop, make_network
 from multi_dnn_ros.benchmark.paper.loops import Tally, Window
@@ -69,7 +70,6 @@ def test_table_1_at_a_small_size_through_the_command(
     ("arguments", "words"),
     [
         (["--sms", "16"], "--sms is 16; only an NVIDIA GPU"),
-        (["--set", "vgg"], "--set is 'vgg'"),
         (["--conditions", "ours_fp16"], "needs a GPU"),
         (["--output", "paper.png"], "--output is paper.png; expected a .json file"),
     ],
@@ -87,8 +87,6 @@ def test_conditions_fit_the_device() -> None:
     assert on_cpu == {"ori_mp", "dcomp_mp", "ours", "ours_dcomp"}
     assert on_gpu - on_cpu == {"ours_fp16", "ours_dcomp_fp16", "compile_mp"}
     assert [condition.name for condition in choose_conditions(["ours", "ori_mp", "ours"], CPU)] == ["ours", "ori_mp"]
-    with pytest.raises(UsageError, match="'fast'; allowed: ori_mp"):
-        choose_conditions(["fast"], CPU)
     on_a_share = {it.name for it in choose_conditions([], torch.device("cuda"), sms=16)}
     assert on_gpu - on_a_share == {"compile_mp"}
     with pytest.raises(UsageError, match="'compile_mp', which runs on a whole GPU"):
@@ -157,4 +155,4 @@ def test_what_a_process_raises_and_its_end_are_reported() -> None:
         process.kill()
         with pytest.raises(ProcessGroupError, match="ours_dcomp: a process has ended by itself"):
             group.run(0.1)
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    until(lambda: not runs(process), "the end of the process")

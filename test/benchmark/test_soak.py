@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from multi_dnn_ros.benchmark import soak as planned
 from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
-from multi_dnn_ros.benchmark.soak import actions as planned
-from multi_dnn_ros.benchmark.soak.actions import changes_of
-from multi_dnn_ros.benchmark.soak.run import growth, inexact
+from multi_dnn_ros.benchmark.soak import changes_of, growth, inexact
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file

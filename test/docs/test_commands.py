@@ -9,10 +9,8 @@ import shlex
 from collections.abc import Callable
 
 import pytest
-import torch
 from pages import BLOCKS, PAGES, ROOT, inline_code
 
-from multi_dnn_ros.benchmark.paper.sets import choose_conditions, choose_sets
 from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
 
 #: Code blocks, whether or not they are run, and code inside the text.
@@ -83,13 +81,3 @@ def test_launch_arguments_exist() -> None:
             source = (ROOT / "launch" / match[1]).read_text(encoding="utf-8")
             for argument in re.findall(r"(\w+):=", match[2]):
                 assert f'"{argument}"' in source, f"{line}: {match[1]} has no argument {argument}"
-
-
-def test_the_sets_and_conditions_of_the_paper_exist() -> None:
-    """The parser accepts any word here: what is allowed depends on the device."""
-    lines = [line for line in commands("multi-dnn benchmark paper") if "--help" not in line]
-    assert len(lines) > 5
-    for line in lines:
-        args = build_parser().parse_args(shlex.split(line)[1:])
-        choose_sets(args.set or [])
-        choose_conditions(args.conditions, torch.device("cuda"), args.sms)

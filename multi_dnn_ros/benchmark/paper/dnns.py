@@ -13,8 +13,7 @@ from torch import nn
 from multi_dnn_ros.backends import Shared, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.precision import PRECISIONS
-from multi_dnn_ros.benchmark.paper.engine_loop import dnn_state, engine_loop, make_task
-from multi_dnn_ros.benchmark.paper.loops import Loop, one_dnn_loop
+from multi_dnn_ros.benchmark.paper.loops import Loop, dnn_state, engine_loop, make_task, one_dnn_loop
 from multi_dnn_ros.benchmark.paper.sets import Condition, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.compression.layers import list_layers

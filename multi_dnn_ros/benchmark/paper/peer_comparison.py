@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from multi_dnn_ros.benchmark.board.search import RateSearch
-from multi_dnn_ros.benchmark.paper.branch_networks import SIZES
+from multi_dnn_ros.benchmark.paper.branches import SIZES
 from multi_dnn_ros.benchmark.paper.peers import Peer, run_peer
 from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report, run_camera, run_in_process
 from multi_dnn_ros.benchmark.signal_mask import block_in_children

@@ -53,19 +53,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
 
 
 def choose_sets(names: Sequence[str]) -> dict[str, DnnSet]:
-    """The named sets, or those of a figure, by name. Raises UsageError."""
-    for name in names:
-        if name not in SETS and name not in FIGURES:
-            raise UsageError(f"--set is '{name}'; allowed: {', '.join((*FIGURES, *SETS))}")
+    """The sets of these names of SETS and FIGURES, by name."""
     return {chosen: SETS[chosen] for name in names for chosen in FIGURES.get(name, (name,))}
-
-
-def choose_important(names: Sequence[str]) -> list[Network]:
-    """The named networks; by default all but the small one. Raises UsageError."""
-    for name in names:
-        if name not in IMPORTANT:
-            raise UsageError(f"--important is '{name}'; allowed: {', '.join(IMPORTANT)}")
-    return [IMPORTANT[name] for name in names or list(IMPORTANT)[:-1]]
 
 
 #: processes: one per DNN. engine: this package's.
@@ -125,15 +114,14 @@ CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _
 
 
 def choose_conditions(names: Sequence[str], device: torch.device, sms: int | None = None) -> list[Condition]:
-    """The named conditions; by default those meaningful on the device, without the optional ones. Raises UsageError.
+    """The conditions of these names of CONDITIONS; by default those that are meaningful on the device and not optional.
+    Raises UsageError.
 
     On a CPU torch.compile is measured only on request: it needs a C++ compiler and takes minutes. On a share of the SMs
     it cannot be: reduce-overhead captures on streams of its own.
     """
     on_gpu = device.type == "cuda"
     for name in names:
-        if name not in CONDITIONS:
-            raise UsageError(f"--conditions has '{name}'; allowed: {', '.join(CONDITIONS)}")
         if CONDITIONS[name].cuda_only and not on_gpu:
             raise UsageError(f"--conditions has '{name}', which needs a GPU; the device is {device}")
         if CONDITIONS[name].execution == "compile" and sms is not None:

@@ -1,1 +1,0 @@
-"""``multi-dnn benchmark soak``: the node with everything switched on, for an hour."""
