@@ -36,7 +36,7 @@ setup(
         "packaging",
         "pillow>=9.1",
         "psutil>=5.8",
-        "pydantic>=2.5,<3",
+        "pydantic>=2.7,<3",
         "PyYAML>=5.4",
         "rosbags>=0.11,<0.12",
         "safetensors>=0.4",

@@ -8,7 +8,7 @@ from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
-from multi_dnn_ros.settings.params_sections import require_parameters
+from multi_dnn_ros.settings.params_file import require_parameters
 
 NODE_NAME = "multi_dnn"
 ARGUMENTS = {

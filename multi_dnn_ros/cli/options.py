@@ -169,17 +169,26 @@ def add_output(parser: argparse._ActionsContainer, what: str = "write the figure
 def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
     """The parameters of --params-file, with --device and `changes` in place of its values.
 
-    node: fully qualified name of the node whose section of the file is used. changes: see with_options. Raises
-    ParameterError, OSError, and UsageError for an option whose value is not allowed.
+    node: fully qualified name of the node whose section of the file is used. changes: values by parameter, whose
+    option has the same name without the unit. Raises ParameterError, OSError, and UsageError for an option whose
+    value is not allowed.
     """
     from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.settings.options import with_options
+    from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, shown
     from multi_dnn_ros.settings.params_file import read_params_file
+    from multi_dnn_ros.settings.schema import NodeConfig
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), *([node] if node is not None else []))
     if getattr(args, "device", None) is not None:
         changes["device"] = args.device
-    return with_options(config, **changes) if changes else config
+    for name, value in changes.items():
+        field = fields_of(NodeConfig)[name]
+        try:
+            field.checked(name, value)
+        except ParameterError:
+            option = name.removesuffix("_s").replace("_", "-")
+            raise UsageError(f"--{option} is {shown(value)}; allowed: {field.allowed}") from None
+    return config.model_copy(update=changes)
 
 
 def check_writable(option: str, path: Path | None) -> None:

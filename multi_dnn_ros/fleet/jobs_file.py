@@ -11,8 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from multi_dnn_ros.settings.forms import parse_size
-from multi_dnn_ros.settings.params_file import StrictLoader
-from multi_dnn_ros.settings.params_sections import read_text
+from multi_dnn_ros.settings.params_file import StrictLoader, read_text
 
 #: Most units of one job, because `training/batches.py` divides a batch into tenths.
 MOST_UNITS = 10

@@ -9,7 +9,7 @@ from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.onnx_network import Selected
-from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
+from multi_dnn_ros.settings.flat_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 
 #: Role of a result: a label without defaults.

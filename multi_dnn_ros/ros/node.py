@@ -21,6 +21,7 @@ from multi_dnn_ros.ros.served_dnns import ServedDnns
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, Progress
 from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Default name; a remap changes it.
@@ -82,7 +83,7 @@ class MultiDnnNode(LifecycleNode):
         """Cancel a transition in progress, stop and free everything; for the end of the process."""
         self._closing = True
         self._board.close()
-        end = time.monotonic() + self._node_parameters.value("stop_timeout_s") + _END_S
+        end = time.monotonic() + STOP_TIMEOUT_S + _END_S
         while not (idle := self._transition.acquire(timeout=_POLL_S)) and time.monotonic() < end:
             if host := self._host:
                 host.cancel()
@@ -189,7 +190,7 @@ class MultiDnnNode(LifecycleNode):
     def _stop_serving(self) -> None:
         if self._served is not None and (hanging := self._served.stop()):
             self.hung += hanging
-            text = f"threads did not end within stop_timeout_s: {', '.join(hanging)}; restart the node"
+            text = f"threads did not end within {STOP_TIMEOUT_S:g} s: {', '.join(hanging)}; restart the node"
             self.get_logger().error(text)
 
     def _release(self) -> None:

@@ -11,8 +11,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
-from multi_dnn_ros.settings.flat_parameters import read_parameters
+from multi_dnn_ros.settings.flat_parameters import REPLACED_BY_OUTPUTS, read_parameters, unknown_parameters
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -22,12 +21,12 @@ from multi_dnn_ros.settings.parameter_fields import (
     checked_names,
     initial_value,
     is_name_list,
+    is_swappable,
+    missing_file,
     parameter_fields,
     shown,
 )
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.settings.swappable import is_swappable, missing_file
-from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 
 if TYPE_CHECKING:
     from multi_dnn_ros.ros.model_swap import ModelSwaps

@@ -28,7 +28,7 @@ from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDe
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
 from multi_dnn_ros.serving.statistics import DnnCamera, DnnCameraStatistics
-from multi_dnn_ros.settings.dnn_parameters import assign
+from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS

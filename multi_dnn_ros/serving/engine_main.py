@@ -33,7 +33,7 @@ from multi_dnn_ros.serving.engine_state import EngineState
 from multi_dnn_ros.serving.memory import release_memory, with_memory_limit
 from multi_dnn_ros.serving.slots import Slot, SlotMemory
 from multi_dnn_ros.serving.thread_switching import short_switch_interval
-from multi_dnn_ros.settings.dnn_parameters import assign
+from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 

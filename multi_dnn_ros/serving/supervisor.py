@@ -24,7 +24,7 @@ from multi_dnn_ros.serving.engine_process import Engine, Phase
 from multi_dnn_ros.serving.groups import Group, Pauses, group_status, pause_ns
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.swap import Swap
-from multi_dnn_ros.settings.dnn_parameters import assign
+from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.settings.section import runtime_fields
 
@@ -101,7 +101,7 @@ class Supervisor:
         with self._lock:
             hanging = [engine for engine in self._engines if ledger.is_reading(engine)]
             for engine in hanging:
-                self._lose(engine, f"hung: it did not stop within {timeout_s:g} s (parameter stop_timeout_s)")
+                self._lose(engine, f"hung: it did not stop within {timeout_s:g} s")
         ledger.drop_unanswered(DropReason.SHUTDOWN, "still in progress when the engine's stop timed out")
         return [engine.label for engine in hanging]
 
@@ -245,7 +245,7 @@ class Supervisor:
 
         silent_s = elapsed_s(max(engine.state.heartbeat_ns(), engine.since_ns))
         if silent_s > self._heartbeat_timeout_s:
-            limit = f"(parameter heartbeat_timeout_s: {self._heartbeat_timeout_s:g})"
+            limit = f"(limit: {self._heartbeat_timeout_s:g} s)"
             return f"hung: no heartbeat for {silent_s:.1f} s {limit}"
         limit = f"takes longer than {self._job_timeout_s:g} s (parameter job_timeout_s)"
         late = [dnn for dnn, at in engine.state.running_jobs().items() if elapsed_s(at) > self._job_timeout_s]
@@ -255,7 +255,7 @@ class Supervisor:
         if image_ns and elapsed_s(image_ns) > self._job_timeout_s:
             return f"hung: decoding an image {limit}"
         if engine.retired and elapsed_s(engine.since_ns) > self._drain_s:
-            return f"hung: it did not finish its frames within {self._drain_s:g} s (parameter stop_timeout_s)"
+            return f"hung: it did not finish its frames within {self._drain_s:g} s"
         return ""
 
     # -- losses

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS, PRECISIONS, model_forms
-from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.section import FIXED, FOLDER, RUNTIME, Name, Section, file_with
 
@@ -25,306 +24,211 @@ else:
 _PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
 #: Suffixes of files in the parameters that name a model.
 _MODEL_FILE = file_with(".pt2", ".onnx", ".safetensors")
+_CROP_RULE = (
+    "an empty list, or 4 numbers inside the image: x, y, width, height, with width and height above 0; fractions with "
+    "x + width and y + height at most 1, or whole pixels"
+)
+
+
+def _checked_crop(values: list[float]) -> list[float]:
+    """`values`, if they are allowed for `crop`; otherwise ValueError."""
+    if values:
+        x, y, width, height = values  # ValueError for another number
+        inside = max(x + width, y + height) <= 1 + 1e-6  # 0.7 + 0.3 may exceed 1
+        allowed = inside if max(values) <= 1 else all(value.is_integer() for value in values)
+        if min(x, y) < 0 or min(width, height) <= 0 or not allowed:
+            raise ValueError(_CROP_RULE)
+    return values
 
 
 class OutputConfig(Section):
     """One of several results of a DNN (parameters ``dnn.<dnn>.output.<output>.*``)."""
 
-    decoder: DecoderName = Field(
-        "auto",
-        description="Converts the raw outputs into this result. auto: the decoder for raw outputs of these shapes.",
-    )
-    raw_outputs: list[str] = Field(
-        default_factory=list,
-        description="Raw outputs of the network that the decoder reads, in its order: their names in the .onnx file "
-        'or their numbers, from "0" (numbers in quotes). Empty: all.',
-    )
-    labels: list[str] = Field(
-        default_factory=list,
-        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder for lane lines and drivable "
-        "area, those of the DNN for other results.",
-    )
-    keep: list[str] = Field(
-        default_factory=list, description="Names of the classes in this result; others are discarded. Empty: all."
-    )
-    score_threshold: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="As `dnn.<dnn>.score_threshold`, for this result.",
-        json_schema_extra=RUNTIME,
-    )
-    iou_threshold: float = Field(
-        0.5, ge=0.0, le=1.0, description="As `dnn.<dnn>.iou_threshold`, for this result.", json_schema_extra=RUNTIME
-    )
-    max_detections: int = Field(
-        100,
-        ge=1,
-        le=10_000,
-        description="As `dnn.<dnn>.max_detections`, for this result.",
-        json_schema_extra=RUNTIME,
-    )
+    decoder: DecoderName = Field("auto")
+    """Converts the raw outputs into this result. auto: the decoder for raw outputs of these shapes."""
+    raw_outputs: list[str] = Field(default_factory=list)
+    """Raw outputs of the network that the decoder reads, in its order: their names in the .onnx file or their
+    numbers, from "0" (numbers in quotes). Empty: all.
+    """
+    labels: list[str] = Field(default_factory=list)
+    """As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder for lane lines and drivable area, those of
+    the DNN for other results.
+    """
+    keep: list[str] = Field(default_factory=list)
+    """Names of the classes in this result; others are discarded. Empty: all."""
+    score_threshold: float = Field(0.0, ge=0.0, le=1.0, json_schema_extra=RUNTIME)
+    """As `dnn.<dnn>.score_threshold`, for this result."""
+    iou_threshold: float = Field(0.5, ge=0.0, le=1.0, json_schema_extra=RUNTIME)
+    """As `dnn.<dnn>.iou_threshold`, for this result."""
+    max_detections: int = Field(100, ge=1, le=10000, json_schema_extra=RUNTIME)
+    """As `dnn.<dnn>.max_detections`, for this result."""
 
 
 class DnnConfig(Section):
     """One DNN (parameters ``dnn.<dnn>.*``)."""
 
     role: str = Field(
-        pattern=r"^[a-z][a-z0-9_]*$",
+        pattern="^[a-z][a-z0-9_]*$",
         max_length=64,
-        description=f"Purpose of the DNN: any label. The roles {', '.join(PRESETS)} have defaults for the model, the "
-        "result kind, and the decoder of a model that does not define one.",
         json_schema_extra={
             **FIXED,
             "allowed": f"lower-case letters, digits and _, starting with a letter; with defaults: {', '.join(PRESETS)}",
         },
     )
+    """Purpose of the DNN: any label. The roles lane, object, pedestrian have defaults for the model, the result kind,
+    and the decoder of a model that does not define one.
+    """
     model: str = Field(
-        min_length=1,
-        description="Model to run. `builtin:lane`, `builtin:object` or `builtin:pedestrian`, each also with `_small` "
-        "appended (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. A .safetensors file "
-        "is written by `multi-dnn decompose`, `retrain` or `fleet`.",
-        json_schema_extra={**_MODEL_FILE, "allowed": f"not empty: {', '.join(model_forms())}"},
+        min_length=1, json_schema_extra={**_MODEL_FILE, "allowed": f"not empty: {', '.join(model_forms())}"}
     )
-    weights: str = Field(
-        "default",
-        description="Weights of a torchvision model: a .safetensors or .pth file, the name of torchvision weights "
-        "such as `COCO_V1`, or `random`. Other models contain their weights and accept only `default`.",
-        json_schema_extra=file_with(".safetensors", ".pth", ".pt"),
+    """Model to run. `builtin:lane`, `builtin:object` or `builtin:pedestrian`, each also with `_small` appended
+    (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. A .safetensors file is written
+    by `multi-dnn decompose`, `retrain` or `fleet`.
+    """
+    weights: str = Field("default", json_schema_extra=file_with(".safetensors", ".pth", ".pt"))
+    """Weights of a torchvision model: a .safetensors or .pth file, the name of torchvision weights such as
+    `COCO_V1`, or `random`. Other models contain their weights and accept only `default`.
+    """
+    num_classes: int = Field(0, ge=0, le=10000)
+    """Number of classes of a torchvision model. 0: the default of its builder."""
+    decoder: DecoderName = Field("auto")
+    """Converts the raw outputs of the DNN into results. auto: the decoder that the model defines (built-in and
+    torchvision models do), otherwise the decoder for outputs of these shapes, which is logged, otherwise that of
+    the role.
+    """
+    labels: list[str] = Field(default_factory=list)
+    """Class names in the order of their indices, the path of a text file with one name per line, coco80, or coco91.
+    Empty: the names that the model defines.
+    """
+    keep: list[str] = Field(default_factory=list)
+    """Names of the classes to publish; other results are discarded. Empty: all."""
+    cameras: list[str] = Field(default_factory=list, json_schema_extra=FIXED)
+    """Cameras whose images the DNN processes. Empty: all."""
+    input_width: int = Field(0, ge=0, le=8192)
+    """Width of the network input in pixels. 0: the width that the model defines."""
+    input_height: int = Field(0, ge=0, le=8192)
+    """Height of the network input in pixels. 0: the height that the model defines."""
+    resize: Literal["auto", "stretch", "letterbox"] = Field("auto")
+    """How images are resized to the network input. stretch: the aspect ratio changes. letterbox: the aspect ratio is
+    kept, and the borders are padded. auto: as the model defines, otherwise letterbox with YOLO decoders and
+    stretch with other decoders.
+    """
+    color: Literal["auto", "rgb", "bgr"] = Field("auto")
+    """Channel order of the network input. auto: as the model defines, otherwise bgr with decoders grid, yolox,
+    nanodet, nanodet_plus, lstr and clrnet, and rgb with other decoders.
+    """
+    mean: list[float] = Field(default_factory=list)
+    """Mean of each channel, subtracted from the pixel values, which are scaled to 0..1. Empty: as the model defines."""
+    std: list[float] = Field(default_factory=list)
+    """Standard deviation of each channel; the values are divided by it after subtracting the mean. Empty: as the
+    model defines.
+    """
+    backend: BackendName = Field("auto")
+    """How the jobs run. auto: onnxruntime on a CPU; on a GPU inductor if Triton and a C compiler are installed,
+    otherwise cuda_graph. inductor compiles the jobs with TorchInductor and captures them on a GPU. The first
+    compilation of a DNN takes 10 s to minutes; it is cached in ~/.cache/multi_dnn_ros/inductor.
+    """
+    precision: PrecisionName = Field("auto")
+    """Number format of the layers. auto: float32, on a GPU with TF32 convolutions (PyTorch's default). fp32: float32
+    without TF32. tf32: TF32 also for matrix products. fp16: float16, on a GPU. A CPU supports auto, fp32, bf16
+    and, with backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs differ too much
+    stays in float32.
+    """
+    calibration_images: str = Field("", json_schema_extra=FOLDER)
+    """Folder with at least 8 images of the DNN's cameras, used with precision int8 to measure the value ranges of
+    the layers when the DNN is first configured. Empty: generated road images of this package.
+    """
+    sms: int = Field(0, ge=0, le=1024)
+    """Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs a driver for CUDA 12.5
+    or newer). DNNs with the same number share the same SMs. 0: all.
+    """
+    max_batch: int = Field(1, ge=1, le=16)
+    """Maximum number of frames per inference, at most one per camera."""
+    batch_delay_ms: float = Field(0.0, ge=0.0, le=1000.0)
+    """If max_batch is above 1: maximum time in ms that an idle DNN with a frame waits for frames of its other
+    cameras. 0: it starts immediately.
+    """
+    jobs: int = Field(4, ge=1, le=256)
+    """Number of jobs (runs of consecutive layers) into which the DNN is cut. Ignored if blocking_ms is set, because
+    the number then follows from it.
+    """
+    score_threshold: float = Field(0.0, ge=0.0, le=1.0, json_schema_extra=RUNTIME)
+    """Minimum score of a published result. 0: the threshold that the model defines (built-in models,
+    docs/models.md), otherwise 0.4; decoders drivable and yolop_drivable: 0.5; segmentation: no threshold, or 0.5
+    with one class.
+    """
+    iou_threshold: float = Field(0.5, ge=0.0, le=1.0, json_schema_extra=RUNTIME)
+    """Intersection over union of two boxes of a class above which the one with the lower score is discarded (NMS)."""
+    max_detections: int = Field(100, ge=1, le=10000, json_schema_extra=RUNTIME)
+    """Maximum number of boxes or lane lines per frame."""
+    priority: int = Field(0, ge=-100, le=100, json_schema_extra=RUNTIME)
+    """Priority of the DNN; higher values run first under policy priority. On a GPU it also determines the priority
+    of the DNN's CUDA stream, under every policy.
+    """
+    deadline_ms: float = Field(0.0, ge=0.0, le=3600000.0, json_schema_extra=RUNTIME)
+    """Deadline of a result in ms after the arrival of its image. Policy edf orders jobs by it, and late results are
+    counted as deadline misses. 0: none.
+    """
+    max_age_ms: float = Field(0.0, ge=0.0, le=3600000.0, json_schema_extra=RUNTIME)
+    """Maximum time in ms that a frame may wait for its inference to start; older frames are dropped as too_old. 0:
+    no limit.
+    """
+    branches: int = Field(1, ge=0, le=8)
+    """Number of streams on which independent branches of the DNN run at the same time. Has an effect only on a GPU
+    with backend cuda_graph or inductor. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest number
+    is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.
+    """
+    crop: Annotated[list[float], AfterValidator(_checked_crop)] = Field(
+        default_factory=list, json_schema_extra={"allowed": _CROP_RULE}
     )
-    num_classes: int = Field(
-        0, ge=0, le=10_000, description="Number of classes of a torchvision model. 0: the default of its builder."
-    )
-    decoder: DecoderName = Field(
-        "auto",
-        description="Converts the raw outputs of the DNN into results. auto: the decoder that the model defines "
-        "(built-in and torchvision models do), otherwise the decoder for outputs of these shapes, which is "
-        "logged, otherwise that of the role.",
-    )
-    labels: list[str] = Field(
-        default_factory=list,
-        description="Class names in the order of their indices, the path of a text file with one name per line, "
-        "coco80, or coco91. Empty: the names that the model defines.",
-    )
-    keep: list[str] = Field(
-        default_factory=list, description="Names of the classes to publish; other results are discarded. Empty: all."
-    )
-    cameras: list[str] = Field(
-        default_factory=list,
-        description="Cameras whose images the DNN processes. Empty: all.",
-        json_schema_extra=FIXED,
-    )
-    input_width: int = Field(
-        0, ge=0, le=8192, description="Width of the network input in pixels. 0: the width that the model defines."
-    )
-    input_height: int = Field(
-        0, ge=0, le=8192, description="Height of the network input in pixels. 0: the height that the model defines."
-    )
-    resize: Literal["auto", "stretch", "letterbox"] = Field(
-        "auto",
-        description="How images are resized to the network input. stretch: the aspect ratio changes. letterbox: the "
-        "aspect ratio is kept, and the borders are padded. auto: as the model defines, otherwise letterbox with "
-        "YOLO decoders and stretch with other decoders.",
-    )
-    color: Literal["auto", "rgb", "bgr"] = Field(
-        "auto",
-        description="Channel order of the network input. auto: as the model defines, otherwise bgr with decoders "
-        "grid, yolox, nanodet, nanodet_plus, lstr and clrnet, and rgb with other decoders.",
-    )
-    mean: list[float] = Field(
-        default_factory=list,
-        description="Mean of each channel, subtracted from the pixel values, which are scaled to 0..1. Empty: as the "
-        "model defines.",
-    )
-    std: list[float] = Field(
-        default_factory=list,
-        description="Standard deviation of each channel; the values are divided by it after subtracting the mean. "
-        "Empty: as the model defines.",
-    )
-    backend: BackendName = Field(
-        "auto",
-        description="How the jobs run. auto: onnxruntime on a CPU; on a GPU inductor if Triton and a C compiler are "
-        "installed, otherwise cuda_graph. inductor compiles the jobs with TorchInductor and captures them on a GPU. "
-        "The first compilation of a DNN takes 10 s to minutes; it is cached in ~/.cache/multi_dnn_ros/inductor.",
-    )
-    precision: PrecisionName = Field(
-        "auto",
-        description="Number format of the layers. auto: float32, on a GPU with TF32 convolutions (PyTorch's default). "
-        "fp32: float32 without TF32. tf32: TF32 also for matrix products. fp16: float16, on a GPU. A CPU supports "
-        "auto, fp32, bf16 and, with backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs "
-        "differ too much stays in float32.",
-    )
-    calibration_images: str = Field(
-        "",
-        description="Folder with at least 8 images of the DNN's cameras, used with precision int8 to measure the "
-        "value ranges of the layers when the DNN is first configured. Empty: generated road images of this package.",
-        json_schema_extra=FOLDER,
-    )
-    capture_preprocess: bool = Field(
-        True,
-        description="Whether to capture the preprocessing as a CUDA graph too, after the first frame of each image "
-        "size; all DNNs of the GPU pause meanwhile. Has an effect only on a GPU with backend cuda_graph or inductor.",
-    )
-    sms: int = Field(
-        0,
-        ge=0,
-        le=1024,
-        description="Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs a driver "
-        "for CUDA 12.5 or newer). DNNs with the same number share the same SMs. 0: all.",
-    )
-    max_batch: int = Field(
-        1,
-        ge=1,
-        le=16,
-        description="Maximum number of frames per inference, at most one per camera.",
-    )
-    batch_delay_ms: float = Field(
-        0.0,
-        ge=0.0,
-        le=1000.0,
-        description="If max_batch is above 1: maximum time in ms that an idle DNN with a frame waits for frames of "
-        "its other cameras. 0: it starts immediately.",
-    )
-    jobs: int = Field(
-        4,
-        ge=1,
-        le=256,
-        description="Number of jobs (runs of consecutive layers) into which the DNN is cut. Ignored if blocking_ms is "
-        "set, because the number then follows from it.",
-    )
-    score_threshold: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="Minimum score of a published result. 0: the threshold that the model defines (built-in models, "
-        "docs/models.md), otherwise 0.4; decoders drivable and yolop_drivable: 0.5; segmentation: no threshold, or "
-        "0.5 with one class.",
-        json_schema_extra=RUNTIME,
-    )
-    iou_threshold: float = Field(
-        0.5,
-        ge=0.0,
-        le=1.0,
-        description="Intersection over union of two boxes of a class above which the one with the lower score is "
-        "discarded (NMS).",
-        json_schema_extra=RUNTIME,
-    )
-    max_detections: int = Field(
-        100, ge=1, le=10_000, description="Maximum number of boxes or lane lines per frame.", json_schema_extra=RUNTIME
-    )
-    priority: int = Field(
-        0,
-        ge=-100,
-        le=100,
-        description="Priority of the DNN; higher values run first under policy priority. On a GPU it also determines "
-        "the priority of the DNN's CUDA stream, under every policy.",
-        json_schema_extra=RUNTIME,
-    )
-    deadline_ms: float = Field(
-        0.0,
-        ge=0.0,
-        le=3_600_000.0,
-        description="Deadline of a result in ms after the arrival of its image. Policy edf orders jobs by it, and "
-        "late results are counted as deadline misses. 0: none.",
-        json_schema_extra=RUNTIME,
-    )
-    max_age_ms: float = Field(
-        0.0,
-        ge=0.0,
-        le=3_600_000.0,
-        description="Maximum time in ms that a frame may wait for its inference to start; older frames are dropped as "
-        "too_old. 0: no limit.",
-        json_schema_extra=RUNTIME,
-    )
-    branches: int = Field(
-        1,
-        ge=0,
-        le=8,
-        description="Number of streams on which independent branches of the DNN run at the same time. Has an effect "
-        "only on a GPU with backend cuda_graph or inductor. 0: 1, 2, 4 and 8 are measured while configuring, and the "
-        "fastest number is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
-    )
-    crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
-        default_factory=list,
-        description="Part of the image that the DNN processes: x, y, width and height, as fractions of the image if "
-        "all are at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
-        json_schema_extra={"allowed": CROP_RULE},
-    )
-    outputs: dict[Name, OutputConfig] = Field(
-        default_factory=dict,
-        description="Names of several results of one inference; each has its own parameters below "
-        "`dnn.<dnn>.output.<output>` and its own topics. Empty: one result.",
-        json_schema_extra=FIXED,
-    )
-    check_images: str = Field(
-        "",
-        description="Folder of images of the DNN's cameras. While configuring, the boxes or lane lines that the DNN "
-        "finds in at most 32 of them, with its backend and precision, are compared with those of `check_against`. "
-        "Empty: no comparison.",
-        json_schema_extra=FOLDER,
-    )
-    check_against: str = Field(
-        "",
-        description="With check_images: model to compare with, such as the network from which this one was "
-        "decomposed. Empty: the original of a built-in decomposed network, otherwise this model in float32.",
-        json_schema_extra=_MODEL_FILE,
-    )
-    check_agreement: float = Field(
-        0.9,
-        ge=0.0,
-        le=1.0,
-        description="With check_images: minimum agreement, the F1 score of the results of one model against those of "
-        "the other. If it is lower, a DNN with a precision other than float32 is prepared in float32, with a "
-        "warning; if that is not enough either, configuring fails.",
-    )
-    enable: bool = Field(
-        True,
-        description="Whether the DNN processes images. A change takes effect between two frames; frames in progress "
-        "are finished. Images that the DNN does not get count as switched_off. The service `~/<dnn>/enable` changes "
-        "it, too.",
-        json_schema_extra=RUNTIME,
-    )
-    max_rate_hz: float = Field(
-        0.0,
-        ge=0.0,
-        le=1000.0,
-        description="Maximum number of frames per second and camera that the DNN processes, by their time of arrival. "
-        "All other images count as rate_limited. 0: no limit.",
-        json_schema_extra=RUNTIME,
-    )
-    track: bool = Field(
-        False,
-        description="Whether to track the boxes of each camera: the same object has the same `id` in all frames "
-        "(ByteTrack, docs/results.md).",
-        json_schema_extra=FIXED,
-    )
-    track_max_lost_s: float = Field(
-        1.0,
-        gt=0.0,
-        le=60.0,
-        description="If track is true: time in s, by the stamps of the images, for which an object keeps its identity "
-        "without a box.",
-        json_schema_extra=FIXED,
-    )
-
-    # Devices
-    device: str = Field(
-        "auto",
-        pattern=DEVICE,
-        description="Device of the DNN (docs/devices.md). auto: that of the node's parameter `device`.",
-        json_schema_extra={**FIXED, "allowed": DEVICE_FORMS},
-    )
-
-    # Execution providers
+    """Part of the image that the DNN processes: x, y, width and height, as fractions of the image if all are at most
+    1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.
+    """
+    outputs: dict[Name, OutputConfig] = Field(default_factory=dict, json_schema_extra=FIXED)
+    """Names of several results of one inference; each has its own parameters below `dnn.<dnn>.output.<output>` and
+    its own topics. Empty: one result.
+    """
+    check_images: str = Field("", json_schema_extra=FOLDER)
+    """Folder of images of the DNN's cameras. While configuring, the boxes or lane lines that the DNN finds in at
+    most 32 of them, with its backend and precision, are compared with those of `check_against`. Empty: no
+    comparison.
+    """
+    check_against: str = Field("", json_schema_extra=_MODEL_FILE)
+    """With check_images: model to compare with, such as the network from which this one was decomposed. Empty: the
+    original of a built-in decomposed network, otherwise this model in float32.
+    """
+    check_agreement: float = Field(0.9, ge=0.0, le=1.0)
+    """With check_images: minimum agreement, the F1 score of the results of one model against those of the other. If it
+    is lower, a DNN with a precision other than float32 is prepared in float32, with a warning; if that is not enough
+    either, configuring fails.
+    """
+    enable: bool = Field(True, json_schema_extra=RUNTIME)
+    """Whether the DNN processes images. A change takes effect between two frames; frames in progress are finished.
+    Images that the DNN does not get count as switched_off. The service `~/<dnn>/enable` changes it, too.
+    """
+    max_rate_hz: float = Field(0.0, ge=0.0, le=1000.0, json_schema_extra=RUNTIME)
+    """Maximum number of frames per second and camera that the DNN processes, by their time of arrival. All other
+    images count as rate_limited. 0: no limit.
+    """
+    track: bool = Field(False, json_schema_extra=FIXED)
+    """Whether to track the boxes of each camera: the same object has the same `id` in all frames (ByteTrack,
+    docs/results.md).
+    """
+    device: str = Field("auto", pattern=DEVICE, json_schema_extra={**FIXED, "allowed": DEVICE_FORMS})
+    """Device of the DNN (docs/devices.md). auto: that of the node's parameter `device`."""
     providers: list[Annotated[str, Field(pattern=_PROVIDER)]] = Field(
         default_factory=list,
-        description="Execution providers of ONNX Runtime that backend onnxruntime tries, in this order "
-        "(docs/devices.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
-        "openvino:npu compute on an integrated GPU or an NPU. Empty: those of the device that are installed, in the "
-        "order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu, unless another one was measured to "
-        "be the fastest.",
         json_schema_extra={"allowed": "tensorrt, cuda, openvino, openvino:<cpu, gpu, gpu.<number>, npu>, cpu"},
     )
+    """Execution providers of ONNX Runtime that backend onnxruntime tries, in this order (docs/devices.md). Allowed
+    on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and openvino:npu compute on an
+    integrated GPU or an NPU. Empty: those of the device that are installed, in the order tensorrt, cuda,
+    openvino, cpu; with backend auto on a CPU only cpu, unless another one was measured to be the fastest.
+    """
+
+    # Not parameters of the node.
+    capture_preprocess: bool = Field(True, exclude=True)
+    track_max_lost_s: float = Field(1.0, exclude=True, json_schema_extra=FIXED)
 
     def limited_hz(self, camera_hz: float) -> float:
         """Images per second that the DNN gets from a camera with this rate, limited by `max_rate_hz`."""

@@ -1,7 +1,7 @@
-"""The schema as flat ROS parameters: the name, type, default and limits of each.
+"""The schema as flat ROS parameters: the name, type, default and limits of each. Nothing here needs ROS.
 
 ROS parameters are not nested, so the topic of a camera is the parameter ``camera.<camera>.topic``, and the arrays
-``cameras`` and ``dnns`` list the names that exist. Nothing here needs ROS.
+``cameras`` and ``dnns`` list the names that exist.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from multi_dnn_ros.settings.forms import path_problem
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, OutputConfig
+from multi_dnn_ros.settings.section import mark
 
 #: Cameras and DNNs of a node without parameters.
 DEFAULT_CAMERAS = ("front",)
 DEFAULT_DNNS = tuple(PRESETS)
-
 #: First part of a parameter's name -> model of the section, and name of the list of its members.
 SECTIONS: Mapping[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
 LISTS: Mapping[str, str] = {"camera": "cameras", "dnn": "dnns"}
-
 #: List of the results of a DNN; their parameters are those of OutputConfig, below ``dnn.<dnn>.output.<output>``.
 OUTPUTS = "outputs"
-_OUTPUTS_OF = re.compile(r"^dnn\.\w+\.outputs$")
 
-_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 _NAME_RULE = "lower-case letters, digits and _, starting with a letter, at most 64 characters"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, str_strip_whitespace=True)
+_KINDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "string"}
 
 
 class ParameterError(ValueError):
@@ -64,10 +64,8 @@ class ParameterField:
         if self.kind.endswith("[]") and isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
             value = list(value)  # tuples and array.array
         try:
-            if self.kind == "float":
-                return self.adapter.validate_python(_as_float(value))
-            if self.kind == "float[]" and isinstance(value, list):
-                return self.adapter.validate_python([_as_float(entry) for entry in value])
+            if self.kind.startswith("float"):
+                value = [*map(_as_float, value)] if isinstance(value, list) else _as_float(value)
             return self.adapter.validate_python(value)
         except (ValidationError, OverflowError):  # a whole number in a parameter file may be too large for a float
             raise ParameterError([f"parameter {name} is {shown(value)}; allowed: {self.allowed}"]) from None
@@ -80,22 +78,43 @@ def _as_float(value: Any) -> Any:
 
 def shown(value: object) -> str:
     """A value for a message: as in YAML, at most 120 characters."""
-    words = {"True": "true", "False": "false", "None": "not set"}
-    text = words.get(repr(value), repr(value))
+    text = {"True": "true", "False": "false", "None": "not set"}.get(repr(value), repr(value))
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 @lru_cache(maxsize=8)
 def fields_of(model: type[BaseModel]) -> Mapping[str, ParameterField]:
-    """The fields of one section of the schema by name, in the order of the schema."""
+    """The fields of one section of the schema that are parameters, by name, in the order of the schema."""
     properties = model.model_json_schema()["properties"]
-    return {
-        name: list_field(name, ())
-        if model is DnnConfig and name == OUTPUTS
-        else _field(properties[name], info.annotation, info.metadata)
-        for name, info in model.model_fields.items()
-        if not (model is NodeConfig and name in LISTS.values())
-    }
+    found = {}
+    for name, info in model.model_fields.items():
+        if is_name_list(f"dnn.x.{name}" if model is DnnConfig else name):
+            if name == OUTPUTS:
+                found[name] = list_field(name, ())
+        elif not info.exclude:
+            constrained: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+            found[name] = _field(properties[name], TypeAdapter(constrained, config=_STRICT))
+    return found
+
+
+def _field(schema: Mapping[str, Any], adapter: TypeAdapter[Any]) -> ParameterField:
+    is_list = schema["type"] == "array"
+    kind = f"{_KINDS[schema['items']['type']]}[]" if is_list else _KINDS[schema["type"]]
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    if "allowed" in schema:
+        allowed = schema["allowed"]
+    elif "enum" in schema:
+        allowed = ", ".join(schema["enum"])
+    elif "exclusiveMinimum" in schema:
+        allowed = f"{kind}, more than {low:g}, up to {high:.10g}"
+    elif low is not None:
+        allowed = f"{kind}, {low:.10g} to {high:.10g}"
+    else:
+        words = {"bool": "true, false", "string[]": "list of strings", "float[]": "list of finite numbers"}
+        allowed = words.get(kind, "any string")
+    default = schema.get("default", [] if is_list else "")
+    runtime = bool(schema.get("runtime", False))
+    return ParameterField(kind, default, allowed, schema["description"], runtime, low, high, adapter)
 
 
 def parameter_fields(
@@ -105,8 +124,8 @@ def parameter_fields(
 
     A DNN named after a role with defaults has that role, and the model of that role, by default.
     """
-    names = list_field("cameras", DEFAULT_CAMERAS), list_field("dnns", DEFAULT_DNNS)
-    fields = {**fields_of(NodeConfig), "cameras": names[0], "dnns": names[1]}
+    lists = {"cameras": list_field("cameras", DEFAULT_CAMERAS), "dnns": list_field("dnns", DEFAULT_DNNS)}
+    fields = {**lists, **fields_of(NodeConfig)}
     for camera in cameras:
         fields.update({f"camera.{camera}.{name}": field for name, field in fields_of(CameraConfig).items()})
     for dnn in dnns:
@@ -122,39 +141,33 @@ def parameter_fields(
 def list_field(name: str, default: tuple[str, ...]) -> ParameterField:
     """The field of `cameras`, `dnns` or a DNN's `outputs`, which are lists of names in ROS."""
     model: type[BaseModel] = DnnConfig if name == OUTPUTS else NodeConfig
+    allowed = f"{'names' if name == OUTPUTS else 'at least one name'}, all different: {_NAME_RULE}"
+    description = model.model_fields[name].description or ""
     adapter: TypeAdapter[Any] = TypeAdapter(list[str], config=_STRICT)
-    return ParameterField(
-        kind="string[]",
-        default=list(default),
-        allowed=f"{'names' if name == OUTPUTS else 'at least one name'}, all different: {_NAME_RULE}",
-        description=model.model_fields[name].description or "",
-        runtime=False,
-        minimum=None,
-        maximum=None,
-        adapter=adapter,
-    )
+    return ParameterField("string[]", list(default), allowed, description, False, None, None, adapter)
 
 
 def is_name_list(name: str) -> bool:
     """Whether the parameter lists names that have parameters of their own: `cameras`, `dnns`, `dnn.<dnn>.outputs`."""
-    return name in LISTS.values() or _OUTPUTS_OF.fullmatch(name) is not None
+    return name in LISTS.values() or re.fullmatch(r"dnn\.\w+\.outputs", name) is not None
 
 
 def checked_names(name: str, value: Any) -> tuple[str, ...]:
     """The entries of a parameter that lists names. Raises ParameterError for an invalid or repeated entry."""
     kind = name.rpartition(".")[2]
-    names = list_field(kind, ()).checked(name, value)
+    field = list_field(kind, ())
+    names = field.checked(name, value)
     problems = [
         f"parameter {name} has the entry {shown(entry)}; allowed: {_NAME_RULE}"
         for entry in names
-        if not _NAME.fullmatch(entry)
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", entry)
     ]
     problems += [
         f"parameter {name} has the entry {shown(entry)} twice; each {kind[:-1]} needs a name of its own"
         for entry in dict.fromkeys(entry for entry in names if names.count(entry) > 1)
     ]
     if not names and kind != OUTPUTS:
-        problems = [f"parameter {name} is []; allowed: {list_field(kind, ()).allowed}"]
+        problems = [f"parameter {name} is []; allowed: {field.allowed}"]
     if problems:
         raise ParameterError(problems)
     return tuple(names)
@@ -174,35 +187,25 @@ def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) ->
     return value
 
 
-_KINDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "string"}
+def is_swappable(name: str) -> bool:
+    """Whether the parameter of this ROS name belongs to a DNN and can change by a swap of its engine process
+    (docs/isolation.md); also true for its runtime parameters, which need no swap.
+    """
+    return name.startswith("dnn.") and not _mark(name, "fixed")
 
 
-def _field(schema: Mapping[str, Any], annotation: Any, metadata: Sequence[Any]) -> ParameterField:
-    kind = f"{_KINDS[schema['items']['type']]}[]" if schema["type"] == "array" else _KINDS[schema["type"]]
-    constrained: Any = Annotated[(annotation, *metadata)] if metadata else annotation
-    return ParameterField(
-        kind=kind,
-        default=schema.get("default", [] if kind.endswith("[]") else ""),
-        allowed=_allowed(kind, schema),
-        description=schema["description"],
-        runtime=bool(schema.get("runtime", False)),
-        minimum=schema.get("minimum", schema.get("exclusiveMinimum")),
-        maximum=schema.get("maximum"),
-        adapter=TypeAdapter(constrained, config=_STRICT),
-    )
+def missing_file(name: str, value: Any) -> str:
+    """The problem if the parameter names a file or folder that does not exist, otherwise an empty string."""
+    problem = ""
+    if isinstance(value, str) and value:
+        if _mark(name, "folder"):
+            problem = path_problem(value, "folder")
+        elif ":" not in value and Path(value).suffix.lower() in (_mark(name, "file_suffixes") or ()):
+            problem = path_problem(value, "file")
+    return f"parameter {name} is {shown(value)}: {problem}" if problem else ""
 
 
-def _allowed(kind: str, schema: Mapping[str, Any]) -> str:
-    if "allowed" in schema:
-        return str(schema["allowed"])
-    if "enum" in schema:
-        return ", ".join(schema["enum"])
-    if "pattern" in schema:
-        return f"a string that matches {schema['pattern']}"
-    if "exclusiveMinimum" in schema:
-        return f"{kind}, more than {schema['exclusiveMinimum']:g}, up to {schema['maximum']:.10g}"
-    if "minimum" in schema:
-        low, high = (f"{schema[key]:.10g}" for key in ("minimum", "maximum"))
-        return f"{kind}, {low} to {high}"
-    words = {"bool": "true, false", "string[]": "list of strings", "float[]": "list of finite numbers"}
-    return words.get(kind, "any string, not empty" if schema.get("minLength") else "any string")
+def _mark(name: str, key: str) -> Any:
+    """See :func:`multi_dnn_ros.settings.section.mark`; name: of a parameter of a DNN, otherwise None."""
+    match = re.fullmatch(r"dnn\.[\w<>]+\.(output\.[\w<>]+\.)?(\w+)", name)
+    return mark(OutputConfig if match[1] else DnnConfig, match[2], key) if match is not None else None

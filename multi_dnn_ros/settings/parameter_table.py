@@ -10,45 +10,50 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.settings.parameter_fields import (
-    DEFAULT_CAMERAS,
-    DEFAULT_DNNS,
-    ParameterField,
-    fields_of,
-    list_field,
-    parameter_fields,
-)
-from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, OutputConfig
-from multi_dnn_ros.settings.swappable import is_swappable
+from multi_dnn_ros.settings.parameter_fields import ParameterField, is_swappable, parameter_fields
 
 BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
 _ROOT = Path(__file__).resolve().parents[2]
 #: The document with the tables.
 PAGE = _ROOT / "docs" / "parameters.md"
+#: Heading of each table, and the prefix of its parameters.
+_TABLES = {
+    "Node": "",
+    "Cameras: `camera.<camera>.`": "camera.<camera>.",
+    "DNNs: `dnn.<dnn>.`": "dnn.<dnn>.",
+    "Several results of a DNN: `dnn.<dnn>.output.<output>.`": "dnn.<dnn>.output.<output>.",
+}
 #: Descriptions of defaults that depend on the DNN's name or role.
-_SHOWN_DEFAULTS = {"role": "the DNN's name, if that is a role with defaults", "model": "that of the role"}
+_DEFAULTS = {"dnn.<dnn>.role": "the DNN's name, if that is a role with defaults", "dnn.<dnn>.model": "that of the role"}
+_HEAD = """\
+# All parameters of the node with their defaults. Generated from multi_dnn_ros/settings/schema.py by
+# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file. The other DNNs have the
+# same parameters as the first.
+# [runtime]: can be changed at any time (`ros2 param set`). [swap]: a change while the node is configured
+# replaces the engine process (docs/isolation.md). All others: only while the node is unconfigured.
+# Empty lists are commented out, because ROS 2 parameter files cannot contain them.
+/**:
+  ros__parameters:
+"""
 
 
 def markdown() -> str:
     """A table for each section of the schema, in GitHub Markdown."""
-    node = {"cameras": list_field("cameras", DEFAULT_CAMERAS), "dnns": list_field("dnns", DEFAULT_DNNS)}
-    return "\n\n".join(
-        [
-            _table("Node", "", {**node, **fields_of(NodeConfig)}),
-            _table("Cameras: `camera.<camera>.`", "camera.<camera>.", fields_of(CameraConfig)),
-            _table("DNNs: `dnn.<dnn>.`", "dnn.<dnn>.", fields_of(DnnConfig), _SHOWN_DEFAULTS),
-            _table(
-                "Several results of a DNN: `dnn.<dnn>.output.<output>.`",
-                "dnn.<dnn>.output.<output>.",
-                fields_of(OutputConfig),
-            ),
-        ]
-    )
+    fields = parameter_fields(["<camera>"], ["<dnn>"], {"<dnn>": ["<output>"]})
+    tables = []
+    for title, prefix in _TABLES.items():
+        named = {name: field for name, field in fields.items() if name.rpartition(".")[0] == prefix.rstrip(".")}
+        head = [f"## {title}", "", "| Parameter | Type | Default | Allowed | Meaning |", "|---|---|---|---|---|"]
+        tables.append("\n".join([*head, *(_row(name, field) for name, field in named.items())]))
+    return "\n\n".join(tables)
 
 
-def in_document(text: str) -> str:
-    """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
-    return replace_between_markers(text, BEGIN, END, f"\n{markdown()}\n")
+def _row(name: str, field: ParameterField) -> str:
+    title = f"**`{name}`**" if field.runtime else f"*`{name}`*" if is_swappable(name) else f"`{name}`"
+    value = _DEFAULTS.get(name) or f"`{_yaml_value(field.default)}`"
+    allowed = field.allowed.replace("<", "&lt;")  # otherwise GitHub interprets it as HTML
+    cells = (title, field.kind, value, allowed, field.description.strip().replace("\n", " "))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def replace_between_markers(document: str, begin: str, end: str, text: str) -> str:
@@ -63,65 +68,30 @@ def replace_between_markers(document: str, begin: str, end: str, text: str) -> s
     return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
+def in_document(text: str) -> str:
+    """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
+    return replace_between_markers(text, BEGIN, END, f"\n{markdown()}\n")
+
+
 def default_yaml() -> str:
     """``config/multi_dnn.yaml``: every parameter with its default, described in a comment."""
-    lines = [
-        "# All parameters of the node with their defaults. Generated from multi_dnn_ros/settings/schema.py by",
-        "# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file.",
-        "# [runtime]: can be changed at any time (`ros2 param set`). [swap]: a change while the node is configured",
-        "# replaces the engine process (docs/isolation.md). All others: only while the node is unconfigured.",
-        "# Empty lists are commented out, because ROS 2 parameter files cannot contain them.",
-        "/**:",
-        "  ros__parameters:",
-    ]
-    fields = parameter_fields(DEFAULT_CAMERAS, DEFAULT_DNNS)
-    lines += _yaml_lines("    ", {name: field for name, field in fields.items() if "." not in name}, set())
-    for kind, names in (("camera", DEFAULT_CAMERAS), ("dnn", DEFAULT_DNNS)):
-        lines += ["", f"    {kind}:"]
-        explained: set[str] = set()
-        for name in names:
-            prefix = f"{kind}.{name}."
-            section = {full.removeprefix(prefix): field for full, field in fields.items() if full.startswith(prefix)}
-            lines += [f"      {name}:", *_yaml_lines("        ", section, explained, in_dnn=kind == "dnn")]
-    return "\n".join(lines) + "\n"
+    fields = parameter_fields(["front"], ["lane"])
+    lines = list(_yaml_lines("    ", "", fields))
+    for kind, name in (("camera", "front"), ("dnn", "lane")):
+        lines += ["", f"    {kind}:", f"      {name}:", *_yaml_lines("        ", f"{kind}.{name}.", fields)]
+    return _HEAD + "\n".join(lines) + "\n"
 
 
-def _is_swappable(name: str) -> bool:
-    """As is_swappable, for a name with placeholders."""
-    return is_swappable(name.replace("<dnn>", "x").replace("<output>", "x"))
-
-
-def _yaml_lines(
-    indent: str, fields: Mapping[str, ParameterField], explained: set[str], *, in_dnn: bool = False
-) -> Iterator[str]:
-    """Only the first of several cameras or DNNs gets descriptions. in_dnn: the fields are those of a DNN."""
+def _yaml_lines(indent: str, prefix: str, fields: Mapping[str, ParameterField]) -> Iterator[str]:
     for name, field in fields.items():
-        if name not in explained:
-            explained.add(name)
-            note = " [runtime]" if field.runtime else " [swap]" if in_dnn and _is_swappable(f"dnn.x.{name}") else ""
-            yield f"{indent}# {field.description} ({field.allowed}){note}"
-        yield f"{indent}{'# ' if field.default == [] else ''}{name}: {_yaml_value(field.default)}"
-
-
-def _table(title: str, prefix: str, fields: Mapping[str, ParameterField], defaults: Mapping[str, str] = {}) -> str:
-    rows = [_row(f"{prefix}{name}", field, defaults.get(name)) for name, field in fields.items()]
-    return "\n".join(
-        [f"## {title}", "", "| Parameter | Type | Default | Allowed | Meaning |", "|---|---|---|---|---|", *rows]
-    )
-
-
-def _row(name: str, field: ParameterField, default: str | None = None) -> str:
-    title = f"**`{name}`**" if field.runtime else f"*`{name}`*" if _is_swappable(name) else f"`{name}`"
-    value = default or f"`{_yaml_value(field.default)}`"
-    allowed = field.allowed.replace("<", "&lt;")  # otherwise GitHub interprets it as HTML
-    cells = (title, field.kind, value, allowed, field.description)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        if name.rpartition(".")[0] == prefix.rstrip("."):
+            note = " [runtime]" if field.runtime else " [swap]" if is_swappable(name) else ""
+            yield f"{indent}# {field.description.strip()} ({field.allowed}){note}".replace("\n", f"\n{indent}# ")
+            yield f"{indent}{'# ' if field.default == [] else ''}{name[len(prefix) :]}: {_yaml_value(field.default)}"
 
 
 def _yaml_value(value: Any) -> str:
     """As JSON, a subset of YAML. A float keeps its decimal point: ROS reads a number without one as an integer."""
-    if isinstance(value, list):
-        return "[" + ", ".join(_yaml_value(item) for item in value) + "]"
     return json.dumps(value)
 
 

@@ -1,49 +1,34 @@
-"""Reads a ROS 2 parameter file without ROS, for the offline commands: as rcl does, but mistakes are errors."""
+"""Reads ROS 2 parameter files without ROS: as rcl does, but mistakes are errors. Needs PyYAML only, as launch files do.
+
+rcl applies the sections that match the name of a node. If none does, the node runs with its defaults, without any
+message; :func:`require_parameters` makes that an error.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from multi_dnn_ros.settings.flat_parameters import names_in, to_config
-from multi_dnn_ros.settings.parameter_fields import ParameterError
-from multi_dnn_ros.settings.params_sections import PARAMETERS, applies_to, full_name, read_text
-from multi_dnn_ros.settings.rcl_values import list_problem, plain_value
-from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
+if TYPE_CHECKING:
+    from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 
+PARAMETERS = "ros__parameters"
+MAX_BYTES = 1 << 20
+#: PyYAML does not convert the errors of int(), float() and datetime() for invalid numbers and dates.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+#: Sections by name: the parameters of each by flat name.
+Sections = dict[str, dict[str, Any]]
 
-def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
-    """The configuration of a node from a parameter file. node: fully qualified name.
 
-    Sections (``<node>: ros__parameters: ...``) apply as in ROS; later ones override earlier ones. If none applies, the
-    sections of the same node in another namespace are used, provided that there is only one such node, because the
-    offline commands have no namespace.
-    Raises ParameterError, which names the file, each parameter, its value and what is allowed; OSError.
-    """
-    path = Path(path)
-    try:
-        text = read_text(path)
-    except ValueError as error:
-        raise ParameterError([f"{path}: {error}"]) from None
-    try:
-        document = yaml.load(text, _RosLoader)
-        flat = _flat_parameters(document, node)
-        config = to_config(flat)
-    except ParameterError as error:
-        raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        # PyYAML does not convert the errors of int(), float() and datetime() for invalid numbers and dates.
-        raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
-    for warning in unknown_parameters(flat, *names_in(flat))[1]:
-        log.warning("%s: %s", path, warning)
-    return config
+class ParamsFileError(ValueError):
+    """A parameter file without parameters for a node; the message is one line and names the file and the node."""
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -60,91 +45,134 @@ class StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "not a mapping", node.start_mark)
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
-            key = self.construct_key(key_node)
-            if key in mapping:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            # The text: a camera may be called `on`.
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is None or key in mapping:
+                problem = "a key is not a string" if key is None else f"key {key!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             mapping[key] = self.construct_object(value_node, deep=True)
         return mapping
 
-    def construct_key(self, node: yaml.Node) -> str:
-        """A key of a mapping. Raises ConstructorError unless it is a string."""
-        key = self.construct_object(node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", node.start_mark)
-        return key
+
+# ROS has no dates.
+StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
+# YAML 1.1 has no floats such as 1e5, ROS has.
+StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9]*(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+)
 
 
-class _RosLoader(StrictLoader):
-    """Reads keys, plain scalars and lists as rcl does. Raises ParameterError for what rcl refuses."""
+def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
+    """The configuration of a node from a parameter file. node: fully qualified name.
 
-    #: Tag of a scalar that has neither quotes nor a tag in the file.
-    PLAIN = "plain scalar"
+    Sections (``<node>: ros__parameters: ...``) apply as in ROS; later ones override earlier ones. If none applies, the
+    sections of the only node of this name in another namespace are used: the offline commands have no namespace.
+    Raises ParameterError, which names the file, each parameter, its value and what is allowed; OSError.
+    """
+    from multi_dnn_ros.settings.flat_parameters import names_in, to_config, unknown_parameters
+    from multi_dnn_ros.settings.parameter_fields import ParameterError
 
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        node = super().compose_scalar_node(anchor)
-        if event.tag is None and event.style not in ("'", '"'):
-            node.tag = self.PLAIN
-        return node
-
-    def construct_key(self, node: yaml.Node) -> str:
-        """The text of a key: a camera may be called `on`."""
-        return str(node.value) if isinstance(node, yaml.ScalarNode) else super().construct_key(node)
-
-    def construct_plain(self, node: yaml.ScalarNode) -> bool | int | float | str:
-        """The value of a plain scalar."""
-        if not node.value:
-            raise _error_at(node, "no value")
-        return plain_value(node.value)
-
-    def construct_sequence(self, node: yaml.SequenceNode, deep: bool = False) -> list[Any]:
-        nested = next((item.id for item in node.value if not isinstance(item, yaml.ScalarNode)), None)
-        if nested is not None:
-            raise _error_at(node, f"a list must hold bools, ints, floats or strings, not a nested {nested}")
-        values = super().construct_sequence(node, deep)
-        if problem := list_problem(values):
-            raise _error_at(node, f"{problem} in [{', '.join(item.value for item in node.value)}]")
-        return values
+    try:
+        flat = _parameters_of(node, _sections_in(read_text(Path(path))))
+        config = to_config(flat)
+    except ParameterError as error:
+        raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
+    except _YAML_ERRORS as error:
+        raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
+    for warning in unknown_parameters(flat, *names_in(flat))[1]:
+        log.warning("%s: %s", path, warning)
+    return config
 
 
-_RosLoader.add_constructor(_RosLoader.PLAIN, _RosLoader.construct_plain)
+def read_sections(path: str | Path, node: str) -> Sections:
+    """The sections of a file. Raises ParamsFileError, which names the node, if it is missing, empty or not YAML."""
+    where = f"parameter file {path} of node {node}"
+    try:
+        text = read_text(Path(path))
+        found = _sections_in(text)
+    except OSError as error:
+        raise ParamsFileError(f"{where}: {error.strerror}") from None
+    except _YAML_ERRORS as error:
+        raise ParamsFileError(f"{where}: not a parameter file: {' '.join(str(error).split())}") from None
+    if not text.strip():
+        raise ParamsFileError(f"{where}: the file is empty")
+    return found
 
 
-def _error_at(node: yaml.Node, problem: str) -> ParameterError:
-    return ParameterError([f"line {node.start_mark.line + 1}: {problem}"])
-
-
-def _flat_parameters(document: object, node: str) -> dict[str, Any]:
-    sections = list(_sections(document, ()))
-    mine = [(name, section) for name, section in sections if applies_to(name, node)]
+def require_parameters(path: str | Path, node: str) -> None:
+    """Raise ParamsFileError unless the file has a parameter for the node. node: fully qualified name."""
+    found = read_sections(path, node)
+    where = f"parameter file {path}: no parameters for node {node}"
+    if not found:
+        raise ParamsFileError(f"{where}; expected a section such as `{node}:` or `/**:` with {PARAMETERS}")
+    mine = [name for name in found if applies_to(name, node)]
     if not mine:
-        last = node.rpartition("/")[2]
-        mine = [(name, section) for name, section in sections if name.rpartition("/")[2] in (last, "*", "**")]
-    others = dict.fromkeys(name for name, _ in mine if "*" not in name and not applies_to(name, node))
-    found = ", ".join(dict.fromkeys(name for name, _ in sections)) or f"none with {PARAMETERS}"
-    if not mine:
-        raise ParameterError([f"no parameters for node '{node}'; sections found: {found}"])
-    if len(others) > 1:
-        raise ParameterError([f"no parameters for node '{node}', but for several others; sections found: {found}"])
-    flat: dict[str, Any] = {}
-    for name, section in mine:
-        if not isinstance(section, Mapping):
-            raise ParameterError([f"{name}: {PARAMETERS} is {section!r}; allowed: a mapping of names to values"])
-        flat.update(_flattened(section, ""))
-    if not flat:
-        raise ParameterError([f"no parameters for node '{node}': its section {mine[0][0]} is empty"])
-    return flat
+        raise ParamsFileError(f"{where}; its sections are for {', '.join(found)}; names are absolute: `{node}:`")
+    if not any(found[name] for name in mine):
+        raise ParamsFileError(f"{where}; its section {mine[0]} is empty")
 
 
-def _sections(document: object, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+def require_parameters_in_any(paths: Sequence[str | Path], node: str) -> list[str]:
+    """Raise ParamsFileError unless one of the files has a parameter for the node, or there are no files.
+
+    Returns a warning for each other file: nodes may share files.
+    """
+    errors = []
+    for path in paths:
+        read_sections(path, node)  # its errors are fatal for every file
+        try:
+            require_parameters(path, node)
+        except ParamsFileError as error:
+            errors.append(str(error))
+    if errors and len(errors) == len(paths):
+        raise ParamsFileError("; ".join(errors))
+    return errors
+
+
+def applies_to(section: str, node: str) -> bool:
+    """Whether ROS applies a section to a node. section, node: names that start with /.
+
+    As in rclpy, `/*` matches one part of a name, `/**` any number of parts.
+    """
+    pattern = re.escape(section).replace(r"/\*\*", r"(/\w+)*").replace(r"/\*", r"(/\w+)")
+    return re.fullmatch(pattern, node) is not None
+
+
+def files_in(arguments: Sequence[str]) -> list[str]:
+    """The files after `--params-file` in the ROS part of a command line."""
+    files, inside, previous = [], False, ""
+    for word in arguments:
+        if inside and previous == "--params-file":
+            files.append(word)
+        inside = word == "--ros-args" or (inside and word != "--")
+        previous = word
+    return files
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises OSError, and ValueError if it is too large or not UTF-8."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes; allowed for a parameter file: at most {MAX_BYTES}")
+    return path.read_text(encoding="utf-8")
+
+
+def _sections_in(text: str) -> Sections:
+    found: Sections = {}
+    for name, parameters in _walk(yaml.load(text, StrictLoader), ""):
+        found.setdefault(name, {}).update(_flattened(parameters, ""))
+    return found
+
+
+def _walk(content: object, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The (name, parameters) of every node section. Namespaces may be nested mappings or part of the key."""
-    if not isinstance(document, Mapping):
-        return
-    for key, value in document.items():
+    for key, value in content.items() if isinstance(content, Mapping) else ():
         if key != PARAMETERS:
-            yield from _sections(value, (*keys, key))
-        elif keys:
-            yield full_name(*keys), value
+            yield from _walk(value, f"{name}/{key.strip('/')}")
+        elif not isinstance(value, Mapping):
+            raise ValueError(f"{name}: {PARAMETERS} is {value!r}; allowed: a mapping of names to values")
+        elif name:
+            yield name, value
 
 
 def _flattened(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -153,3 +181,17 @@ def _flattened(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, A
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _parameters_of(node: str, sections: Sections) -> dict[str, Any]:
+    mine = [name for name in sections if applies_to(name, node)]
+    if not mine:
+        last = node.rpartition("/")[2]
+        mine = [name for name in sections if name.rpartition("/")[2] in (last, "*", "**")]
+        if len([name for name in mine if "*" not in name]) > 1:
+            raise ValueError(f"no parameters for node '{node}', but for several others: {', '.join(sections)}")
+    flat = {name: value for section in mine for name, value in sections[section].items()}
+    if not flat:
+        found = ", ".join(sections) or f"none with {PARAMETERS}"
+        raise ValueError(f"no parameters for node '{node}'; sections found: {found}")
+    return flat

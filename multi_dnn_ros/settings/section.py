@@ -12,7 +12,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 #: Marks of a parameter, for example ``json_schema_extra=RUNTIME``. RUNTIME: it may change at any time. FIXED: it is a
 #: parameter of a DNN that is read-only while the node is configured, because subscriptions, publishers or the division
 #: among devices depend on it. A parameter of a DNN without either mark is changed by a swap
-#: (:mod:`multi_dnn_ros.settings.swappable`).
+#: (:mod:`multi_dnn_ros.settings.parameter_fields`).
 RUNTIME: JsonDict = {"runtime": True}
 FIXED: JsonDict = {"fixed": True}
 #: The value is a folder that must exist; see also :func:`file_with`.
@@ -27,7 +27,9 @@ def file_with(*suffixes: str) -> JsonDict:
 class Section(BaseModel):
     """Base of the sections."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_strip_whitespace=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, str_strip_whitespace=True, use_attribute_docstrings=True
+    )
 
 
 def mark(section: type[Section], name: str, key: str) -> Any:

@@ -44,7 +44,6 @@ def shared(start_node: Callable[..., Node], tmp_path_factory: pytest.TempPathFac
             "dnns": ["object", "slow"],
             "dnn": {"slow": {"role": "object", "model": str(slow), "decoder": "yolo", "labels": ["car"]}},
             "fault_window_s": 1.0,  # later losses are first ones again
-            "heartbeat_timeout_s": 1.0,
         }
     )
     node.wait_until_active()

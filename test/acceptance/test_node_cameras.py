@@ -18,7 +18,7 @@ TOPIC = "front/image_raw"
 def node(start_node: Callable[..., Node]) -> Node:
     cameras = ["front", "missing", "mistyped", "strict"]
     strict = {"strict": {"qos": "reliable"}}
-    node = start_node({"cameras": cameras, "camera": strict, "dnns": ["object"], "stale_after_s": 1.0})
+    node = start_node({"cameras": cameras, "camera": strict, "dnns": ["object"]})
     node.wait_until_active()
     return node
 

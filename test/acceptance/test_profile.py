@@ -78,7 +78,7 @@ def test_from_layer_times_under_load_to_whether_a_dnn_fits(tmp_path: Path) -> No
     assert "the predictor does not cover it: it was trained on " in succeed(*cut, "--threads", "3")
 
     (tmp_path / "robot.yaml").write_text(
-        "/**:\n  ros__parameters:\n    device: cpu\n    workers: 2\n    cpu_threads: 1\n    dnns: [object]\n    dnn:\n"
+        "/**:\n  ros__parameters:\n    device: cpu\n    workers: 2\n    dnns: [object]\n    dnn:\n"
         f"      object: {{model: {models[1]}, decoder: yolo, labels: [car, truck], backend: eager, jobs: 1}}\n"
     )
     fit = ("fit", "--params-file", tmp_path / "robot.yaml")

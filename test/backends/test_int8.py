@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Tensors, cpu_features
 from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantized
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.calibration import calibration_files, calibration_images

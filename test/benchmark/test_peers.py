@@ -16,7 +16,6 @@ PARAMETERS = """\
 /**:
   ros__parameters:
     dnns: [lane]
-    heartbeat_timeout_s: 60.0
     dnn:
       lane: {role: lane, model: "torchvision:lraspp_mobilenet_v3_large", weights: random, num_classes: 1,
              input_width: 64, input_height: 64, jobs: 1}

@@ -32,14 +32,14 @@ def test_a_launch_file_imports_little(path: Path) -> None:
     """`ros2 launch` imports it with the Python of the system, which may lack torch, and should start quickly."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            ours = node.module == "multi_dnn_ros.settings.params_sections"
+            ours = node.module == "multi_dnn_ros.settings.params_file"
             assert ours or (node.module or "").split(".")[0] in ("launch", "launch_ros")
         assert not isinstance(node, ast.Import)
 
 
 def test_the_modules_that_launch_files_import_need_only_yaml() -> None:
     heavy = ("torch", "cv2", "numpy", "rclpy", "pydantic")
-    program = f"import sys, multi_dnn_ros.settings.params_sections; print([n for n in {heavy} if n in sys.modules])"
+    program = f"import sys, multi_dnn_ros.settings.params_file; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -20,7 +20,6 @@ PARAMETERS = """\
   ros__parameters:
     dnns: [object]
     dnn: {object: {backend: eager, jobs: 1}}
-    cpu_threads: 1
     diagnostics_period_s: 0.2
 """
 OUT = "/multi_dnn/front/object/detections"

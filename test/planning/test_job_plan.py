@@ -167,7 +167,7 @@ def test_times_are_measured_once_for_a_network() -> None:
 
 def test_without_keep_nothing_is_stored() -> None:
     cached(1.0, keep=False)
-    assert list(LAYER_TIMES.entries()) == []
+    assert list(LAYER_TIMES.folder.glob("*")) == []
 
 
 def test_times_of_another_machine_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_times_of_another_machine_are_not_used(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("content", [[], {"ms": [1.0]}, {"ms": [-1.0] * LAYERS}, {"times": [1.0] * LAYERS}])
 def test_a_damaged_file_is_measured_again(content: object, caplog: pytest.LogCaptureFixture) -> None:
     cached(1.0)
-    (entry,) = LAYER_TIMES.entries()
+    (entry,) = LAYER_TIMES.folder.iterdir()
     (entry / "content.json").write_text(json.dumps(content))
     assert cached(2.0).jobs == 7
     assert f"layer times in {entry} are not used" in caplog.text
@@ -204,9 +204,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory, module: nn.Module) -> Pat
 
 def configured(exported: Path, lines: list[str], **node: object) -> tuple[NodeConfig, Pipeline]:
     config = to_config({
-        "device": "cpu", "cpu_threads": torch.get_num_threads(), "dnns": ["lane"], "dnn.lane.model": str(exported),
+        "device": "cpu", "dnns": ["lane"], "dnn.lane.model": str(exported),
         "dnn.lane.decoder": "lane", "dnn.lane.jobs": 2, "dnn.lane.backend": "eager", **node,
     })  # fmt: skip
+    config.cpu_threads = torch.get_num_threads()
     return config, build(config, lines.append)
 
 

@@ -159,7 +159,7 @@ def test_what_cannot_be_projected_is_a_warning_and_pixels_go_on(rig: Rig, wrong:
 
 
 def test_without_camera_info(bench: Bench) -> None:
-    rig = Rig(bench, {"stale_after_s": 0.2}, height_m=HEIGHT)
+    rig = Rig(bench, height_m=HEIGHT)
     rig.listen()
     text = rig.warning(None)
     assert "no CameraInfo" in text
@@ -196,11 +196,11 @@ def test_rectified_images_and_a_topic_of_its_own(bench: Bench) -> None:
 
 def test_position_frame_and_range(bench: Bench) -> None:
     frame = {"vehicle_frame": "rear_axle", "ground_z_m": -0.3}
-    rig = Rig(bench, frame, height_m=HEIGHT, x_m=2.0, y_m=-0.5, yaw_rad=math.pi / 2, ground_range_m=6.0)
+    rig = Rig(bench, frame, height_m=HEIGHT, x_m=2.0, y_m=-0.5, yaw_rad=math.pi / 2)
     rig.listen()
     assert rig.points(info())[:, :3] == pytest.approx(np.array([[2.0 - Y, -0.5 + X, -0.3]]), rel=1e-5)
     assert rig.metres[-1].header.frame_id == "rear_axle"
-    far = (12.0, *K[1:4], 12.0, *K[5:])  # a longer focal length: the point is 7.5 m away
+    far = (120.0, *K[1:4], 120.0, *K[5:])  # a longer focal length: the point is 75 m away
     rig.infos.publish(info(k=far))
     rig.frames(lambda: len(rows(rig.metres[-1])) == 0, (8, 6))
 

@@ -236,9 +236,7 @@ def test_empty_lists_are_set_back(rig: Rig) -> None:
 
 
 def test_tracks_go_on_with_the_same_class_names_and_end_with_others(bench: Bench) -> None:
-    rig = Rig(
-        bench, **{"dnn.object.track": True, "dnn.object.score_threshold": 0.5, "dnn.object.track_max_lost_s": 60.0}
-    ).activate()
+    rig = Rig(bench, **{"dnn.object.track": True, "dnn.object.score_threshold": 0.5}).activate()
 
     def last_id() -> str:
         return rig.received["object"][-1].detections[0].id

@@ -149,10 +149,9 @@ def test_jpeg_images_are_decoded_by_the_engine_and_the_overlay_if_its_device_can
 def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    start(bench, {"dnns": ["object", "fragile"], "dnn.fragile.role": "object", "dnn.fragile.model": "x.onnx",
-                  "max_failures": 3})  # fmt: skip
+    start(bench, {"dnns": ["object", "fragile"], "dnn.fragile.role": "object", "dnn.fragile.model": "x.onnx"})
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    for number in range(1, 5):
+    for number in range(1, 7):
         camera.publish(image(POISON, number))
         bench.until(lambda number=number: len(heard) == number, "the healthy DNN's result")
         bench.until(
@@ -164,14 +163,14 @@ def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
         )
     status = bench.status("fragile on front")
     assert status.level == ERROR
-    assert "disabled after 3 failures in a row" in status.message
+    assert "disabled after 5 failures in a row" in status.message
     assert "poisoned" in status.message
-    assert status.by_key["dropped: dnn_error"] == "3"
+    assert status.by_key["dropped: dnn_error"] == "5"
     assert status.by_key["dropped: disabled"] == "1"
     assert bench.status("object on front").level == OK
     lines = [line for line in capfd.readouterr().err.splitlines() if "is disabled" in line]
     assert len(lines) == 1
-    assert "DNN fragile is disabled after 3 failures in a row, next retry in 10 s; last error: " in lines[0]
+    assert "DNN fragile is disabled after 5 failures in a row, next retry in 10 s; last error: " in lines[0]
     assert "poisoned" in lines[0]
 
 
@@ -189,7 +188,7 @@ def test_every_step_of_a_frame_is_timed(bench: Bench) -> None:
 
 
 def test_a_silent_camera_is_stale_until_it_sends_again(bench: Bench) -> None:
-    start(bench, {"stale_after_s": 0.5})
+    start(bench)
     heard, camera, sent = bench.listen(OUT, Detection2DArray), bench.camera(), 0
     bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
 

@@ -121,7 +121,7 @@ def test_what_an_engine_process_logs_at_info_is_in_the_log_of_the_node(
     cv2.imwrite(str(images / "one.png"), np.zeros((48, 64, 3), np.uint8))
     parameters = tmp_path / "parameters.yaml"
     dnn = f"{{backend: eager, check_images: {images}, check_agreement: 0.0}}"
-    parameters.write_text(f"/**: {{ros__parameters: {{dnns: [object], cpu_threads: 1, dnn: {{object: {dnn}}}}}}}\n")
+    parameters.write_text(f"/**: {{ros__parameters: {{dnns: [object], dnn: {{object: {dnn}}}}}}}\n")
     log = tmp_path / "log"
     command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
     environment = {**os.environ, **loopback_environment(domain)}

@@ -22,7 +22,6 @@ PARAMETERS = """\
   ros__parameters:
     dnns: [object]
     dnn: {{object: {dnn}}}
-    cpu_threads: 1
 """
 PROGRAM = "import sys; from multi_dnn_ros.executable import main; sys.exit(main(sys.argv[1:]))"
 

@@ -28,12 +28,11 @@ def ids_after(bench: Bench, camera: Any, heard: list[Any], value: int, stamp: in
 
 
 def test_identities_bridge_frames_and_low_scores_continue_tracks(bench: Bench) -> None:
-    camera, heard = start(bench, **{"dnn.object.track": True, "dnn.object.track_max_lost_s": 5.0})
+    camera, heard = start(bench, **{"dnn.object.track": True})
     assert ids_after(bench, camera, heard, 200, 1) == ["1"]
     assert ids_after(bench, camera, heard, 200, 2) == ["1"]
     assert ids_after(bench, camera, heard, 60, 3) == ["1"]  # below the threshold, but it continues a track
-    assert ids_after(bench, camera, heard, 10, 4) == []  # below LOW_SCORE
-    assert ids_after(bench, camera, heard, 200, 6) == ["1"]
+    assert ids_after(bench, camera, heard, 200, 4) == ["1"]
     assert ids_after(bench, camera, heard, 200, 20) == [""]  # the track has ended: a new one has no identity yet
     assert ids_after(bench, camera, heard, 200, 21) == ["2"]
     assert bench.set("dnn.object.score_threshold", 0.9) == (True, "")
@@ -44,7 +43,7 @@ def test_identities_bridge_frames_and_low_scores_continue_tracks(bench: Bench) -
 
 
 def test_lost_tracks_end_although_the_camera_has_no_stamps(bench: Bench) -> None:
-    camera, heard = start(bench, **{"dnn.object.track": True, "dnn.object.track_max_lost_s": 0.05})
+    camera, heard = start(bench, **{"dnn.object.track": True})
 
     def ids(value: int) -> list[str]:
         count, message = len(heard), image(value)
@@ -55,7 +54,7 @@ def test_lost_tracks_end_although_the_camera_has_no_stamps(bench: Bench) -> None
 
     assert ids(200) == ["1"]
     assert ids(10) == []  # the track is lost
-    end = time.monotonic() + 0.1
+    end = time.monotonic() + 1.1
     bench.until(lambda: time.monotonic() > end, "the end of the track")
     assert ids(200) == [""]  # a new track has no identity yet
 

@@ -21,7 +21,7 @@ class Rig:
 
     def __init__(self, bench: Bench, **parameters: Any) -> None:
         self.bench = bench
-        values = {"isolation": "process", "dnns": list(DNNS), "heartbeat_timeout_s": 10.0, **parameters}
+        values = {"isolation": "process", "dnns": list(DNNS), **parameters}
         self.node = bench.node(values, build=swap_pipelines.build)
         assert bench.change("configure")
         self.received = {dnn: bench.listen(OUT.format(dnn), Detection2DArray) for dnn in DNNS}

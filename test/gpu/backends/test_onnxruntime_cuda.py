@@ -71,13 +71,13 @@ def test_engines_are_read_again(provider: str) -> None:
         backend.prepare(cut_module(residual(), EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, GPU)
 
     prepare()
-    (entry,) = COMPILED.entries()
+    (entry,) = COMPILED.folder.iterdir()
     assert entry.machine["gpu"] == torch.cuda.get_device_name(GPU)
     engines = {file: file.stat().st_mtime_ns for file in entry.glob("*.engine")}
     assert engines
     prepare()
     assert {file: file.stat().st_mtime_ns for file in entry.glob("*.engine")} == engines
-    assert len([*COMPILED.entries()]) == 1
+    assert len([*COMPILED.folder.iterdir()]) == 1
 
 
 def test_what_is_not_there_leaves_captured_pytorch() -> None:

@@ -22,11 +22,21 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.image_check import ImageCheck
 from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.agreement import Agreement
 
 WAIT = 60.0
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 CAPTURED, NOT_CAPTURED = {"capture_preprocess": True}, {"capture_preprocess": False}
+
+
+def configured(dnns: list[str], settings: dict) -> NodeConfig:
+    """A configuration whose DNNs have these settings."""
+    config = to_config({"device": "cuda:0", "dnns": dnns})
+    for dnn in config.dnns.values():
+        for name, value in settings.items():
+            setattr(dnn, name, value)
+    return config
 
 
 @pytest.mark.parametrize(
@@ -41,9 +51,9 @@ CAPTURED, NOT_CAPTURED = {"capture_preprocess": True}, {"capture_preprocess": Fa
 )
 def test_frames_at_full_speed_give_what_each_gives_alone(parameters: dict):
     """Frames of two sizes; each is preprocessed while the one before is on the GPU."""
-    flat = {"device": "cuda:0", "dnns": ["lane", "object"], "dnn.lane.priority": 2}
-    flat |= {f"dnn.{dnn}.{name}": value for dnn in ("lane", "object") for name, value in parameters.items()}
-    pipeline = build(to_config(flat))
+    config = configured(["lane", "object"], parameters)
+    config.dnns["lane"].priority = 2
+    pipeline = build(config)
     tasks = [_raw(task) for task in pipeline.tasks]
     rng = np.random.default_rng(0)
     sizes = ((240, 320), (360, 480))
@@ -83,8 +93,7 @@ def test_in_the_steady_state_nothing_is_allocated_on_gpu_or_host(parameters: dic
         host = torch.cuda.host_memory_stats()
         return torch.cuda.memory_stats(GPU)["num_device_alloc"], host["num_host_alloc"]
 
-    flat = {"device": "cuda:0", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in parameters.items()}}
-    pipeline = build(to_config(flat))
+    pipeline = build(configured(["lane"], parameters))
     engine = Engine(pipeline.tasks, device=pipeline.device, on_result=lambda r: None)
     engine.start()
     image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)

@@ -197,8 +197,10 @@ def impossible() -> JpegFile:
 def pipeline(request: pytest.FixtureRequest) -> Pipeline:
     """lane and object, with and without captured preprocessing; their results are the raw outputs."""
     flat = {"device": "cuda:0", "dnns": ["lane", "object"]}
-    flat |= {f"dnn.{dnn}.capture_preprocess": request.param for dnn in ("lane", "object")}
-    built = build(to_config(flat))
+    config = to_config(flat)
+    for dnn in config.dnns.values():
+        dnn.capture_preprocess = request.param
+    built = build(config)
     tasks = [
         replace(task, decode=lambda outputs, size: tuple(output.clone() for output in outputs)) for task in built.tasks
     ]
