@@ -8,7 +8,9 @@ setup(
     name=package_name,
     version="0.1.0",
     packages=find_packages(include=["multi_dnn_ros", "multi_dnn_ros.*"]),
-    package_data={package_name: ["extensions.ini", "weights/*.safetensors", "calibration_images/*.jpg"]},
+    package_data={
+        package_name: ["extensions.ini", "weights/*.safetensors", "weights/*.onnx", "calibration_images/*.jpg"]
+    },
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{package_name}"]),
         (f"share/{package_name}", ["package.xml"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -14,17 +13,10 @@ from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+from multi_dnn_ros.models.own_sources import BUILTIN
+from multi_dnn_ros.models.registry import ModelRequest
 from multi_dnn_ros.models.safetensors_source import rebuilt_source
 from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
-
-_WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
-_ALLOWED = ", ".join(f"builtin:{name}" for name in sorted(SCORE_THRESHOLDS))
-
-
-def builtin_file(name: str) -> Path:
-    """Path of the weights of `builtin:<name>`."""
-    return _WEIGHTS / f"{name}.safetensors"
 
 
 def builtin_source(request: ModelRequest) -> Source:
@@ -33,8 +25,9 @@ def builtin_source(request: ModelRequest) -> Source:
 
     model, outline = request.name, request.outline
     if model not in SCORE_THRESHOLDS:
-        raise ModelError(f"{request.where}model is 'builtin:{model}'; allowed: {_ALLOWED}")
-    path = builtin_file(model)
+        raise ModelError(f"{request.where}model is 'builtin:{model}'; allowed: {BUILTIN.form}")
+    assert BUILTIN.file is not None
+    path = BUILTIN.file(model)
     if read_description(path) is not None:
         return replace(rebuilt_source(replace(request, name=str(path))), score_threshold=SCORE_THRESHOLDS[model])
     weights = read_state_dict(path, shapes_only=outline)
@@ -54,6 +47,3 @@ def builtin_source(request: ModelRequest) -> Source:
         classes=len(labels),
         score_threshold=SCORE_THRESHOLDS[model],
     )
-
-
-SPEC = ModelSource("builtin", builtin_source, form=_ALLOWED, rebuilds=True, file=builtin_file)

@@ -6,19 +6,21 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
+import numpy.typing as npt
 
 from multi_dnn_ros.decoders.base import Decoder
 from multi_dnn_ros.decoders.several import ResultDecoder, SelectedOutputsDecoder, SeveralDecoders, WindowDecoder
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.torchvision_detector import DetectorCore
+from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.view import WHOLE, View
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from multi_dnn_ros.models.description import Description
 
 
@@ -29,11 +31,11 @@ class Source:
     module: a PyTorch module in eval mode on the CPU, or an OnnxNetwork if one was asked for. size: input (width,
     height); None: parameters must give it. decoder: name of the decoder; "": parameters must name it. labels: class
     names by index; empty: unknown. preprocess: keyword arguments of Preprocess; missing ones are the decoder's
-    defaults. detector: the torchvision detector that its decoder takes apart. fixed_size: whether no other size is
-    possible. description: the description stored in an artifact. classes: number of classes; 0: unknown. outputs:
-    shapes of the outputs according to the file, 0 for a free axis; None: unknown. score_threshold: the threshold, 0..1,
-    that parameter score_threshold 0 stands for; None: the model has no threshold of its own. output_names: names of its
-    outputs in order, according to the file; empty: unknown.
+    defaults. detector: a torchvision detector, or for an OnnxNetwork of one its AnchorHead. fixed_size: whether no
+    other size is possible. description: the description stored in an artifact. classes: number of classes; 0: unknown.
+    outputs: shapes of the outputs according to the file, 0 for a free axis; None: unknown. score_threshold: the
+    threshold, 0..1, that parameter score_threshold 0 stands for; None: the model has no threshold of its own.
+    output_names: names of its outputs in order, according to the file; empty: unknown.
     """
 
     module: Any
@@ -41,7 +43,7 @@ class Source:
     decoder: str
     labels: tuple[str, ...] = ()
     preprocess: dict[str, Any] = field(default_factory=dict)
-    detector: nn.Module | None = None
+    detector: Any = None
     fixed_size: bool = False
     description: Description | None = None
     classes: int = 0
@@ -50,10 +52,19 @@ class Source:
     output_names: tuple[str, ...] = ()
 
     @property
+    def runnable(self) -> Any:
+        """What a Dnn runs: the OnnxNetwork, or as `network`."""
+        return self.module if isinstance(self.module, OnnxNetwork) else self.network
+
+    @property
     def network(self) -> nn.Module:
         """The layers that run on the device; for a torchvision detector, those before its own decoding."""
-        network: nn.Module = self.module if self.detector is None else DetectorCore(self.detector).eval()
-        return network
+        if self.detector is None:
+            network: nn.Module = self.module
+            return network
+        from multi_dnn_ros.models.torchvision_detector import DetectorCore
+
+        return DetectorCore(self.detector).eval()
 
     @property
     def own_interface(self) -> dict[str, Any]:
@@ -139,7 +150,14 @@ class Dnn:
     @property
     def inputs(self) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
         """(H, W, 3) uint8 RGB image on any device -> the network's input, made from the part that the DNN sees."""
+        from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
+
         return TensorPreprocess(self.preprocess, self.view)
+
+    def array_inputs(self, image: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32]]:
+        """As `inputs`, for an image on the host."""
+        self.preprocess.check_image(image.shape, str(image.dtype))
+        return (self.preprocess(np.ascontiguousarray(self.view.part_of(image))),)
 
     @property
     def input_key(self) -> Hashable:
@@ -154,4 +172,6 @@ class Dnn:
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""
+        import torch
+
         return (torch.zeros(1, 3, self.preprocess.height, self.preprocess.width),)

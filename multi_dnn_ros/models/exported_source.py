@@ -14,7 +14,7 @@ from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_device_types, stored_shapes
 from multi_dnn_ros.models.file_source import source_of_file
-from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+from multi_dnn_ros.models.registry import ModelRequest
 from multi_dnn_ros.models.weights import check_stored, no_pickles
 
 #: Their arguments are (input, probability, whether in training).
@@ -77,6 +77,3 @@ def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
             f"{path}: was exported in training mode ({', '.join(sorted(active))} active); call eval() on the network "
             "before torch.export.export"
         )
-
-
-SPEC = ModelSource(".pt2", exported_source, form="a .pt2 file")

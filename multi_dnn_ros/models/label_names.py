@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.weights import existing_file
+from multi_dnn_ros.models.registry import existing_file
 from multi_dnn_ros.settings.schema import DnnConfig
 
 #: The classes of COCO by their category numbers; numbers without a class are empty.

@@ -11,6 +11,7 @@ import numpy as np
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.decoders.anchor import AnchorHead
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.decoders.layout import Difference, Layout
 from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
@@ -22,14 +23,13 @@ from multi_dnn_ros.models.decoder_choice import (
     with_recognized_decoder,
 )
 from multi_dnn_ros.models.dnn import Dnn, Output, Source
-from multi_dnn_ros.models.errors import ExportError, ModelError
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
-from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
+from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.registry import source_name
 from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source, outline_source
-from multi_dnn_ros.models.torchvision_detector import anchor_head
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -62,27 +62,17 @@ def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
     onnx: as an OnnxNetwork, which ONNX Runtime serves on a CPU; otherwise as a PyTorch module. Raises ModelError, which
     names the parameter or file, the value and what is allowed.
     """
-    dnn = dnn_of(load_source(name, config, onnx=onnx), name, config)
-    if not onnx or isinstance(dnn.module, OnnxNetwork):
-        return dnn
-    from multi_dnn_ros.models.onnx_export import export_network
-
-    try:
-        return replace(dnn, module=export_network(dnn.module, dnn.example_inputs()))
-    except ExportError as error:
-        raise ModelError(
-            f"dnn.{name}: {config.model} cannot be exported to ONNX, as which a CPU runs it: {error}; "
-            f"parameter dnn.{name}.backend 'eager' runs it by PyTorch"
-        ) from None
+    return dnn_of(load_source(name, config, onnx=onnx), name, config)
 
 
-def check_dnn(name: str, config: DnnConfig) -> None:
+def check_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> None:
     """Check parameters and headers of files without loading weights. Raises ModelError with a line for each problem.
 
-    Takes about a second and little memory for a DNN of any size. Only :func:`load_dnn` finds damaged values of weights,
-    weights that cannot be downloaded, and errors in outputs whose shapes are unknown before the network runs.
+    onnx: see outline_source. Takes about a second and little memory for a DNN of any size. Only :func:`load_dnn` finds
+    damaged values of weights, weights that cannot be downloaded, and errors in outputs whose shapes are unknown before
+    the network runs.
     """
-    source = outline_source(name, config)
+    source = outline_source(name, config, onnx=onnx)
     problems: list[str] = []
     for part in output_parts(source, name, config).values():
         try:
@@ -127,7 +117,7 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     # Only the preprocessing of the last one contains the defaults of all decoders.
     (*_, last) = interfaces.values()
     outputs = {output: _output(part, interfaces[output], last.preprocess) for output, part in parts.items()}
-    dnn = Dnn(name, config.role, source.network, last.preprocess, outputs, last.view)
+    dnn = Dnn(name, config.role, source.runnable, last.preprocess, outputs, last.view)
     _try(dnn, config)
     return dnn
 
@@ -155,7 +145,7 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
 def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
     spec, config, source = interface.decoder, part.config, part.source
     decoder = spec.factory(
-        *(() if source.detector is None else (anchor_head(source.detector, (preprocess.height, preprocess.width)),)),
+        *(() if source.detector is None else (_head(source.detector, (preprocess.height, preprocess.width)),)),
         preprocess,
         interface.labels,
         keep=config.keep,
@@ -165,6 +155,15 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
         max_detections=config.max_detections,
     )
     return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs, spec.name)
+
+
+def _head(detector: Any, size: tuple[int, int]) -> AnchorHead:
+    """The outputs of a detector for inputs of (height, width)."""
+    if isinstance(detector, AnchorHead):
+        return detector
+    from multi_dnn_ros.models.torchvision_detector import anchor_head
+
+    return anchor_head(detector, size)
 
 
 def _own_threshold(source: Source, role: str) -> float:

@@ -15,7 +15,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
-from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+from multi_dnn_ros.models.registry import ModelRequest
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,6 +88,3 @@ def _source(prepared: Prepared, network: Any) -> Source:
         outputs=tuple(shape for _, shape in prepared.outputs),
         output_names=tuple(name for name, _ in prepared.outputs),
     )
-
-
-SPEC = ModelSource(".onnx", onnx_source, form="an .onnx file")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import nn
 
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.onnx_network import run_network
+from multi_dnn_ros.models.onnx_network import Selected
 from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 
@@ -102,33 +97,10 @@ def _numbers(wanted: Sequence[str], source: Source, where: str, model: str) -> t
 
 
 def _with_selected(source: Source, numbers: tuple[int, ...] | None) -> Source:
-    """The source with the raw outputs `numbers` only; a detector is copied, so that it can be taken apart again."""
-    detector = None if source.detector is None else _shallow(source.detector)
+    """The source with the raw outputs `numbers` only."""
     if numbers is None:
-        return replace(source, detector=detector)
+        return source
     outputs = None if source.outputs is None else tuple(source.outputs[number] for number in numbers)
     names = tuple(source.output_names[number] for number in numbers) if source.output_names else ()
-    module = _Selected(source.module, numbers) if detector is None else source.module
-    return replace(source, module=module, detector=detector, outputs=outputs, output_names=names)
-
-
-def _shallow(module: nn.Module) -> nn.Module:
-    """The module with the same layers and weights, whose layers can be deleted without effect on the original."""
-    copied = copy.copy(module)
-    copied.__dict__["_modules"] = dict(module._modules)
-    return copied
-
-
-class _Selected(nn.Module):
-    """A network that returns only some of its raw outputs, to find out their shapes."""
-
-    def __init__(self, network: Any, numbers: tuple[int, ...]) -> None:
-        super().__init__()
-        self.network = network
-        self.numbers = numbers
-
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = [torch.as_tensor(output) for output in run_network(self.network, image.numpy())]
-        if max(self.numbers) >= len(found):
-            raise ValueError(f"there is no raw output {max(self.numbers)}: the network has {len(found)}")
-        return tuple(found[number] for number in self.numbers)
+    module = Selected(source.module, numbers) if source.detector is None else source.module
+    return replace(source, module=module, outputs=outputs, output_names=names)

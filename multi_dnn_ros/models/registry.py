@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.settings.forms import path_problem
 from multi_dnn_ros.settings.schema import DnnConfig
 
 if TYPE_CHECKING:
@@ -46,7 +49,9 @@ class ModelSource:
     otherwise they must have their defaults.
     rebuilds: whether `load` builds the same layers for the same name on any machine, so that an artifact of `multi-dnn
     decompose` can be a .safetensors file that holds the name; otherwise it is an exported program.
-    file: returns the path of a model's file from its name without the prefix; None: unknown.
+    file: returns the path of a model's file from its name without the prefix; None: unknown. onnx_file: likewise, the
+    path of the ONNX form that belongs to the model, if there is such a file; see onnx_form. is_onnx: its models are
+    ONNX files.
     """
 
     name: str
@@ -55,6 +60,8 @@ class ModelSource:
     takes_weights: bool = False
     rebuilds: bool = False
     file: Callable[[str], Path] | None = None
+    onnx_file: Callable[[str], Path] | None = None
+    is_onnx: bool = False
 
 
 MODEL_SOURCES = extensions.Registry(ModelSource, extensions.MODEL_SOURCES)
@@ -72,3 +79,13 @@ def source_of(model: str) -> ModelSource | None:
         return MODEL_SOURCES.get(source_name(model))
     except ExtensionError:
         return None
+
+
+def existing_file(path: str, what: str) -> Path:
+    """`path`, with ~ expanded, if it is a readable file. Otherwise raises ModelError with the path and `what`."""
+    if problem := path_problem(path, "file"):
+        raise ModelError(f"{what} is '{path}': {problem}")
+    file = Path(path).expanduser()
+    if not os.access(file, os.R_OK):
+        raise ModelError(f"{what} is '{path}': this user has no permission to read it")
+    return file

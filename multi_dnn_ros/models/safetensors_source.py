@@ -9,7 +9,7 @@ from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, ModelSource, source_of
+from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, source_of
 from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -55,6 +55,3 @@ def rebuilt_source(request: ModelRequest) -> Source:
         labels=description.labels or source.labels,
         description=description,
     )
-
-
-SPEC = ModelSource(".safetensors", rebuilt_source, form="a .safetensors file of multi-dnn decompose or retrain")

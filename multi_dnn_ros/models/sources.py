@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.models.description import Description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, source_name, source_of
-from multi_dnn_ros.models.weights import existing_file
+from multi_dnn_ros.models.onnx_form import onnx_form
+from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, existing_file, source_name, source_of
 from multi_dnn_ros.settings.schema import DnnConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from multi_dnn_ros.models.description import Description
 
 
 def load_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
@@ -23,13 +26,14 @@ def load_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
     return _load(f"parameter dnn.{name}.", config, classifiers=False, onnx=onnx)
 
 
-def outline_source(name: str, config: DnnConfig) -> Source:
+def outline_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
     """As `load_source`, but reads only the headers of files. Raises ModelError for every error that they show.
 
-    The module holds no values: it is on the meta device, or has no layers if the network is a .pt2 or .onnx file. Only
-    `load_source` and `load_dnn` find errors in values and errors that show when the network runs.
+    The module holds no values: it is on the meta device, or has no layers if the network is a .pt2 file. onnx: an ONNX
+    form that is kept is preferred. Only `load_source` and `load_dnn` find errors in values and errors that show when
+    the network runs.
     """
-    return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True)
+    return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True, onnx=onnx)
 
 
 def load_network(
@@ -86,4 +90,4 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = F
     is_file = name.startswith(".")
     rest = str(existing_file(config.model, f"{where}model")) if is_file else config.model.partition(":")[2]
     request = ModelRequest(where, rest, config, classifiers, outline, onnx)
-    return source.load(request)
+    return onnx_form(source, request) if onnx and not source.is_onnx else source.load(request)

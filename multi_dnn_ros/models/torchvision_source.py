@@ -14,8 +14,8 @@ from torchvision import models
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.registry import ModelRequest, ModelSource
-from multi_dnn_ros.models.weights import check_weights, existing_file, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.models.registry import ModelRequest, existing_file
+from multi_dnn_ros.models.weights import check_weights, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
 #: Default input of RetinaNet and FCOS, (width, height): their 800 x 1333 rule applied to a 4:3 image.
@@ -36,15 +36,14 @@ class Segmentation(nn.Module):
         return logits
 
 
-def torchvision_source(
-    where: str, builder: str, config: DnnConfig, *, classifiers: bool = False, outline: bool = False
-) -> Source:
-    """The network of `builder` with the weights that `config` names.
+def torchvision_source(request: ModelRequest) -> Source:
+    """The network of a builder with the weights that the request's parameters name.
 
-    where: prefix of fields in messages, such as "parameter dnn.object.". classifiers: whether classifiers are allowed.
-    outline: the network is on the meta device, and only names and shapes of weights are checked. With weights `random`,
-    it is initialized from seed 0. Raises ModelError.
+    request.outline: the network is on the meta device, and only names and shapes of weights are checked. With weights
+    `random`, it is initialized from seed 0. Raises ModelError.
     """
+    where, builder, config = request.where, request.name, request.config
+    classifiers, outline = request.classifiers, request.outline
     detectors, segmentation = models.list_models(models.detection), models.list_models(models.segmentation)
     known = [*detectors, *segmentation, *(_classifiers() if classifiers else ())]
     if builder not in known:
@@ -142,12 +141,3 @@ def _fill(
 
 def _classifiers() -> list[str]:
     return [name for name in models.list_models(models) if not name.startswith(("quantized", "raft"))]
-
-
-def _load(request: ModelRequest) -> Source:
-    return torchvision_source(
-        request.where, request.name, request.config, classifiers=request.classifiers, outline=request.outline
-    )
-
-
-SPEC = ModelSource("torchvision", _load, form="torchvision:<builder>", takes_weights=True, rebuilds=True)

@@ -17,22 +17,11 @@ from torch import nn
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.settings.forms import path_problem
 
 #: Largest number of mismatches in a message.
 _SHOWN = 3
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _CONVERT = "if you trust it, convert it: safetensors.torch.save_file(model.state_dict(), ...)"
-
-
-def existing_file(path: str, what: str) -> Path:
-    """`path`, with ~ expanded, if it is a readable file. Otherwise raises ModelError with the path and `what`."""
-    if problem := path_problem(path, "file"):
-        raise ModelError(f"{what} is '{path}': {problem}")
-    file = Path(path).expanduser()
-    if not os.access(file, os.R_OK):
-        raise ModelError(f"{what} is '{path}': this user has no permission to read it")
-    return file
 
 
 def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ combinations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend, takes_onnx
 from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
 from multi_dnn_ros.pipeline.image_check import image_check_problems
 from multi_dnn_ros.planning.batch_units import Unit
@@ -92,10 +92,18 @@ def check_settings(config: NodeConfig) -> Findings:
         warnings.extend(_provider_warnings(name, settings, dnn_devices))
         problems.extend(image_check_problems(name, settings))
         try:
-            check_dnn(name, settings)
+            check_dnn(name, settings, onnx=_runs_onnx(name, settings, dnn_devices))
         except ModelError as error:
             problems.extend(str(error).splitlines())
     return Findings(tuple(problems), units, predictor, tuple(warnings))
+
+
+def _runs_onnx(name: str, settings: DnnConfig, devices: Sequence[torch.device]) -> bool:
+    """Whether the DNN runs as an ONNX graph; no for a device or backend that is reported as a problem."""
+    try:
+        return any(takes_onnx(settings, device, name) for device in devices)
+    except ConfigError:
+        return False
 
 
 def _camera_problems(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[str]:
