@@ -71,8 +71,8 @@ class OverlayPublisher:
         self._publishers, self._dnns, self._kinds, self._log = publishers, dnns, kinds, log
         #: By camera, the unfinished frames, each with the layers of the DNNs that have finished it; empty: dropped.
         self._open: dict[str, dict[Frame, dict[str, Layers]]] = {camera: {} for camera in publishers}
-        #: By camera and DNN, the newest result that was not dropped: its frame, when it was ready, its layers.
-        self._latest: dict[str, dict[str, tuple[Frame, tuple[int, int], int, Layers]]] = {it: {} for it in publishers}
+        #: By camera and DNN, the newest result: arrival and (H, W) of its frame, when it was ready, its layers.
+        self._latest: dict[str, dict[str, tuple[int, tuple[int, int], int, Layers]]] = {it: {} for it in publishers}
         self._newest_ns = dict.fromkeys(publishers, 0)  # arrival time of the newest complete frame
         self._ready: dict[str, tuple[Frame, FrameImage, list[Layer]]] = {}
         self._wake = threading.Condition()
@@ -89,7 +89,7 @@ class OverlayPublisher:
         found = results_by_name(result.dnn, result.output).items()
         layers = tuple(Layer(name, self._kinds[name], output, latency_ms) for name, output in found)
         with self._wake:
-            self._latest[camera][result.dnn] = frame, frame.size, timing.finished_ns, layers
+            self._latest[camera][result.dnn] = frame.received_ns, frame.size, timing.finished_ns, layers
         self._finish(result.dnn, frame, layers)
 
     def skip(self, drop: Drop) -> None:
@@ -126,7 +126,7 @@ class OverlayPublisher:
                 del frames[next(iter(frames))]
             if len(found) < self._dnns[camera]:
                 return
-            del frames[frame]
+            frames.pop(frame, None)
             if not any(found.values()):
                 return
             self._newest_ns[camera] = frame.received_ns
@@ -142,9 +142,9 @@ class OverlayPublisher:
         """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
         return [
             replace(layer, stale=True)
-            for dnn, (last, size, finished_ns, layers) in self._latest[frame.camera].items()
+            for dnn, (received_ns, size, finished_ns, layers) in self._latest[frame.camera].items()
             if not found[dnn] and size == frame.size
-            if last.received_ns <= frame.received_ns <= finished_ns + _HOLD_NS
+            if received_ns <= frame.received_ns <= finished_ns + _HOLD_NS
             for layer in layers
         ]
 
