@@ -126,12 +126,11 @@ class NodeParameters:
         """Invalid topic names. Only ROS can check them, and without this it would do so during activation."""
         problems = []
         for camera, settings in config.cameras.items():
-            for field, topic in (("topic", settings.topic), ("info_topic", settings.info_topic)):
-                try:
-                    self._node.resolve_topic_name(topic or camera)
-                except Exception as error:  # several types; the lines after the first mark the position in the name
-                    name, reason = f"camera.{camera}.{field}", summarize_error(error).rstrip(":")
-                    problems.append(f"parameter {name} is {shown(topic)}; allowed: a topic name: {reason}")
+            try:
+                self._node.resolve_topic_name(settings.topic or camera)
+            except Exception as error:  # several types; the lines after the first mark the position in the name
+                name, reason = f"camera.{camera}.topic", summarize_error(error).rstrip(":")
+                problems.append(f"parameter {name} is {shown(settings.topic)}; allowed: a topic name: {reason}")
         return problems
 
     # -- callbacks of rclpy

@@ -70,11 +70,6 @@ class CameraConfig(Section):
     )
 
     # Results on the ground, in metres (docs/results.md)
-    info_topic: str = Field(
-        "",
-        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` in the "
-        "namespace of the image topic.",
-    )
     rectified: bool = Field(
         False,
         description="Whether the images are rectified (image_proc): P and R of the CameraInfo are used instead of K "
@@ -103,10 +98,3 @@ class CameraConfig(Section):
         0.0, ge=-1.6, le=1.6, description="Pitch of the camera in rad; positive is down (REP 103)."
     )
     yaw_rad: float = Field(0.0, ge=-3.2, le=3.2, description="Yaw of the camera in rad; positive is to the left.")
-    ground_range_m: float = Field(
-        50.0,
-        gt=0.0,
-        le=1000.0,
-        description="Maximum horizontal distance in m between the camera and a point on the ground. Points further "
-        "away are left out, because their error grows with the square of the distance.",
-    )

@@ -137,13 +137,7 @@ class NodeConfig(Section):
     vehicle_frame: str = Field(
         "base_link",
         pattern=r"^[^/\s][^\s]*$",
-        description="Frame of points on the ground: x forward, y left, z up (REP 105).",
+        description="Frame of points on the ground: x forward, y left, z up (REP 105), its origin at the height of the "
+        "road.",
         json_schema_extra={"allowed": "a frame id: not empty, without spaces and without / at the beginning"},
-    )
-    ground_z_m: float = Field(
-        0.0,
-        ge=-100.0,
-        le=100.0,
-        description="z of the ground in `vehicle_frame` in m. 0 if the frame's origin is on the ground (as for "
-        "base_footprint); negative if the origin is above the ground, for example at the rear axle.",
     )
