@@ -17,7 +17,7 @@ from sensor_msgs.msg import CameraInfo
 from std_msgs.msg import Header
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.ros.camera_input import image_topic
+from multi_dnn_ros.ros.camera_input import topic_name
 from multi_dnn_ros.ros.diagnostics import OK, SET_BACK_NS, WARN, Status
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.ground import CameraPose, GroundPoints, GroundView, ImageArea
@@ -96,7 +96,9 @@ class _CameraGround:
         self._node, self._camera = node, camera
         self._settings = settings = config.cameras[camera]
         self._vehicle = config.vehicle_frame
-        self._topic = str(node.resolve_topic_name(info_topic(image_topic(node, camera, settings), settings.transport)))
+        images = str(node.resolve_topic_name(topic_name(camera, settings)))
+        folder = images.removesuffix("/compressed" if settings.transport == "compressed" else "").rpartition("/")[0]
+        self._topic = str(node.resolve_topic_name(f"{folder}/camera_info"))  # as image_transport has it
         self._tf: Any = None  # buffer of tf2
         self._subscription: Any = None
         self._info: CameraInfo | None = None
@@ -221,9 +223,3 @@ def checked_calibration(info: CameraInfo, *, rectified: bool) -> Calibration:
     if part[0] + part[2] > size[0] or part[1] + part[3] > size[1]:
         raise CalibrationError("the region of interest of the CameraInfo is not inside its image; correct the driver")
     return Calibration(lens, rotation, part, (part[2] / (info.binning_x or 1), part[3] / (info.binning_y or 1)))
-
-
-def info_topic(images: str, transport: str) -> str:
-    """The conventional topic of the calibration of an absolute image topic: `camera_info` in its namespace."""
-    base = images.removesuffix("/compressed") if transport == "compressed" else images
-    return f"{base.rpartition('/')[0]}/camera_info"

@@ -111,7 +111,7 @@ class ServedDnns:
         callbacks = Callbacks(self._on_result, self._on_drop, self._on_failure)
         self._ledger = ledger = Ledger(settings, callbacks, on_answered=lambda camera: self._decoders[camera].wake())
         numbers = {camera: len(ledger.dnns_of(camera)) for camera in self.cameras}
-        self._overlay = OverlayPublisher(self._outputs.overlays, numbers, self._outputs.kinds, self._log)
+        self._overlay = OverlayPublisher(self._outputs, numbers, self._log)
         self._decoders = {
             camera: CameraDecoder(camera, self.host, ledger, partial(self._on_bad_image, camera))
             for camera in self.cameras
