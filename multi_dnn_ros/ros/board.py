@@ -18,8 +18,8 @@ from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
 
 #: A reading that is older than this plus the period is not shown: a driver blocks.
 _MAX_AGE_S = 10.0
-#: Warning thresholds: distance of a temperature from its limit in degrees Celsius, and power as a share of its limit.
-_NEAR_LIMIT_C, _NEAR_LIMIT_SHARE = 5.0, 0.95
+#: Distance of a temperature from its limit that is a warning, in degrees Celsius.
+_NEAR_LIMIT_C = 5.0
 #: Types of trip points at which the hardware is slowed down or switched off; at `active` ones a fan starts.
 _LIMITS = ("passive", "hot", "critical")
 #: Rails of a Jetson that measure the whole module; its other rails are parts of it.
@@ -29,8 +29,8 @@ _TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
 _THROTTLED = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 
 
-class Value(NamedTuple):
-    """limit: value above which the hardware protects itself, in the same unit; None: unknown, or kept by itself."""
+class Temperature(NamedTuple):
+    """Degrees Celsius. limit: value above which the hardware protects itself; None: unknown."""
 
     value: float
     limit: float | None = None
@@ -38,30 +38,18 @@ class Value(NamedTuple):
 
 @dataclass
 class Reading:
-    """Values by name of the sensor: watts, degrees Celsius, why a clock is lowered. parts: powers that are included in
-    another one.
-    """
+    """Values by name of the sensor: watts, temperatures, why a clock is lowered."""
 
-    power_w: dict[str, Value] = field(default_factory=dict)
-    parts: set[str] = field(default_factory=set)
-    temperatures_c: dict[str, Value] = field(default_factory=dict)
+    power_w: dict[str, float] = field(default_factory=dict)
+    temperatures_c: dict[str, Temperature] = field(default_factory=dict)
     throttled: dict[str, str] = field(default_factory=dict)
 
     @property
     def total_w(self) -> float | None:
         """Sum of all powers that are not included in another one; None: no power is known."""
-        return sum(it.value for name, it in self.power_w.items() if name not in self.parts) if self.power_w else None
-
-    def warnings(self) -> Iterator[str]:
-        """What is near its limit or throttled, one text each."""
-        for name, reason in self.throttled.items():
-            yield f"{name} is throttled: {reason}"
-        for name, (value, limit) in self.temperatures_c.items():
-            if limit is not None and value >= limit - _NEAR_LIMIT_C:
-                yield f"{name} has {value:.0f} degrees Celsius (limit {limit:.0f})"
-        for name, (value, limit) in self.power_w.items():
-            if limit is not None and value >= _NEAR_LIMIT_SHARE * limit:
-                yield f"{name} takes {value:.1f} W (limit {limit:.1f})"
+        has_total = any(name in _TOTAL_RAILS for name in self.power_w)
+        counted = [name for name in self.power_w if not has_total or name.startswith((*_TOTAL_RAILS, "GPU_"))]
+        return sum(self.power_w[name] for name in counted) if counted else None
 
 
 class BoardMonitor:
@@ -85,21 +73,22 @@ class BoardMonitor:
     def statuses(self) -> Iterator[Status]:
         """The status; none for a computer without readable sensors."""
         reading = self.latest()
-        sensors = (("power", "W", reading.power_w), ("temperature", "C", reading.temperatures_c))
+        texts, warnings = [], [f"{name} is throttled: {reason}" for name, reason in reading.throttled.items()]
         values: dict[str, object] = {f"{name} throttled": reason for name, reason in reading.throttled.items()}
-        for quantity, unit, found in sensors:
-            for name, (value, limit) in found.items():
-                values[f"{name} {quantity} ({unit})"] = f"{value:.2f}"
-                if limit is not None:
-                    values[f"{name} {quantity} limit ({unit})"] = f"{limit:.2f}"
-        if not values:
-            return
-        texts = [f"{max(it.value for it in found.values()):.0f} {unit}" for _, unit, found in sensors[1:] if found]
+        values |= {f"{name} power (W)": f"{watts:.2f}" for name, watts in reading.power_w.items()}
         if (total_w := reading.total_w) is not None:
             values["power (W)"] = f"{total_w:.2f}"
-            texts.insert(0, f"{total_w:.1f} W")
-        warnings = list(reading.warnings())
-        yield Status("board", WARN if warnings else OK, "; ".join(warnings or texts), values)
+            texts.append(f"{total_w:.1f} W")
+        for name, (value, limit) in reading.temperatures_c.items():
+            values[f"{name} temperature (C)"] = f"{value:.2f}"
+            if limit is not None:
+                values[f"{name} temperature limit (C)"] = f"{limit:.2f}"
+                if value >= limit - _NEAR_LIMIT_C:
+                    warnings.append(f"{name} has {value:.0f} degrees Celsius (limit {limit:.0f})")
+        if reading.temperatures_c:
+            texts.append(f"{max(it.value for it in reading.temperatures_c.values()):.0f} C")
+        if values:
+            yield Status("board", WARN if warnings else OK, "; ".join(warnings or texts), values)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the thread; a driver that blocks may keep it alive."""
@@ -143,7 +132,7 @@ def _read_thermal_zones(root: Path, reading: Reading) -> None:
         limits = [trip * 1e-3 for trip in trips if trip is not None and 40_000 <= trip <= 150_000]
         kind = text_of(folder / "type") or folder.name
         name = f"{kind}_{folder.name.removeprefix('thermal_zone')}" if kind in reading.temperatures_c else kind
-        reading.temperatures_c[name] = Value(value * 1e-3, min(limits, default=None))
+        reading.temperatures_c[name] = Temperature(value * 1e-3, min(limits, default=None))
 
 
 def _read_rails(root: Path, reading: Reading) -> None:
@@ -152,16 +141,9 @@ def _read_rails(root: Path, reading: Reading) -> None:
         folder, number = label.parent, label.name.removeprefix("in").removesuffix("_label")
         if text_of(folder / "name") != "ina3221":
             continue
-        millivolts, milliamperes = (
-            _number(folder / f"in{number}_input"),
-            _number(folder / f"curr{number}_input"),
-        )
+        millivolts, milliamperes = (_number(folder / f"{kind}{number}_input") for kind in ("in", "curr"))
         if millivolts is not None and milliamperes is not None and min(millivolts, milliamperes) >= 0:
-            limit_ma = _number(folder / f"curr{number}_max")
-            limit_w = millivolts * limit_ma * 1e-6 if limit_ma else None
-            reading.power_w[text_of(label) or label.name] = Value(millivolts * milliamperes * 1e-6, limit_w)
-    if not reading.power_w.keys().isdisjoint(_TOTAL_RAILS):
-        reading.parts = reading.power_w.keys() - set(_TOTAL_RAILS)
+            reading.power_w[text_of(label) or label.name] = millivolts * milliamperes * 1e-6
 
 
 def _load_nvml() -> Any:
@@ -179,14 +161,14 @@ def _load_nvml() -> Any:
 
 
 def _read_gpus(nvml: Any, reading: Reading) -> None:
-    """Power, temperature and throttling of all GPUs that the driver shows. They stay below their power limit."""
+    """Power, temperature and throttling of all GPUs that the driver shows."""
     for number in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
         name, gpu = f"GPU_{number}", nvml.nvmlDeviceGetHandleByIndex(number)
         if (milliwatts := _ask(nvml.nvmlDeviceGetPowerUsage, gpu)) is not None:
-            reading.power_w[name] = Value(milliwatts * 1e-3)
+            reading.power_w[name] = milliwatts * 1e-3
         if (degrees := _ask(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)) is not None:
             limit = _ask(nvml.nvmlDeviceGetTemperatureThreshold, gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-            reading.temperatures_c[name] = Value(degrees, limit)
+            reading.temperatures_c[name] = Temperature(degrees, limit)
         reasons = int(_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0)
         if texts := [text for bit, text in _THROTTLED.items() if reasons & bit]:
             reading.throttled[name] = ", ".join(texts)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
-from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible
 from sensor_msgs.msg import CompressedImage, Image
 
@@ -23,23 +22,14 @@ from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed
 
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
 TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
-_MAX_TOPICS = 8
-#: Ends of the names of images that nodes of this package publish; no camera.
-_RESULTS = ("/overlay", "/overlay/compressed", "/mask")
+#: Ends of the names of images that nodes of this package publish; no camera. Number of topics that a message lists.
+_RESULTS, _MAX_TOPICS = ("/overlay", "/overlay/compressed", "/mask"), 8
 #: What is wrong with the publishers of a topic is reported when it has lasted for this time.
 _WARN_AFTER_NS = 5_000_000_000
 #: Rate of arrival, as a share of rate_hz, below which there is a warning, and the number of images that are judged.
 _MIN_RATE, _MIN_IMAGES = 0.8, 5
 #: Size that is assumed while no image has arrived: 1280x720 bgr8.
 _EXAMPLE_BYTES = 1280 * 720 * 3
-
-
-class Publisher(NamedTuple):
-    """One publisher of a topic. node: its full name. type: such as "sensor_msgs/msg/Image"."""
-
-    node: str
-    type: str
-    qos: QoSProfile
 
 
 class CameraInput:
@@ -63,7 +53,8 @@ class CameraInput:
         self._on_frame = on_frame
         self._stale_after_s = stale_after_s
         self._type = TYPES[config.transport]
-        self.topic = image_topic(node, camera, config)  # absolute
+        self._name = topic_name(camera, config)
+        self.topic = str(node.resolve_topic_name(self._name))  # absolute, remapped
         self._image_settings = ImageSettings(camera, config.max_pixels, config.bits, self._log.warning)
         self._received = self._lost = self._image_bytes = 0
         self._last_ns = self._fits_ns = self._single_ns = time.monotonic_ns()
@@ -72,7 +63,7 @@ class CameraInput:
         self._ages = StampAges()
         self._error = self._warning = ""  # why no image can arrive, and what else is wrong with the publishers
         self._warned: set[str] = set()  # kinds of problems that have been logged and still exist
-        self._publishers = publishers_of(node, self._name)
+        self._publishers = node.get_publishers_info_by_topic(self._name)
         self._qos = self._preferred_qos()
         self._subscription = self._subscribe()
 
@@ -89,7 +80,7 @@ class CameraInput:
         """
         self._judge_publishers()
         preferred = self._preferred_qos()
-        if preferred.reliability != self._qos.reliability and any(it.type == self._type for it in self._publishers):
+        if preferred.reliability != self._qos.reliability and self._of_type():
             self._node.destroy_subscription(self._subscription)
             self._qos = preferred
             self._subscription = self._subscribe()
@@ -99,14 +90,13 @@ class CameraInput:
 
         Several publishers are a warning: the results of their images alternate.
         """
-        self._publishers = publishers_of(self._node, self._name)
-        now_ns, transport = time.monotonic_ns(), self._config.transport
-        problem = why_no_image(self._node, self._camera, self.topic, transport, self._publishers, self._preferred_qos())
+        self._publishers = self._node.get_publishers_info_by_topic(self._name)
+        now_ns, problem = time.monotonic_ns(), self._why_no_image()
         self._fits_ns = self._fits_ns if problem else now_ns
         lasting = now_ns - self._fits_ns >= _WARN_AFTER_NS
         self._error = problem if lasting or "QoS" in problem else ""
         self._warn_once("publishers", self._error if lasting else "")
-        nodes = sorted(publisher.node for publisher in self._publishers if publisher.type == self._type)
+        nodes = sorted(_node_name(publisher) for publisher in self._of_type())
         self._single_ns = self._single_ns if len(nodes) > 1 else now_ns
         self._warning = ""
         if now_ns - self._single_ns >= _WARN_AFTER_NS:
@@ -124,14 +114,54 @@ class CameraInput:
             self._warned.add(kind)
             self._log.warning(f"camera {self._camera}, topic {self.topic}: {problem}")
 
-    @property
-    def _name(self) -> str:
-        """The topic before remapping."""
-        return self._config.topic or default_topic(self._camera, self._config.transport)
+    def _of_type(self) -> list[Any]:
+        return [publisher for publisher in self._publishers if publisher.topic_type == self._type]
 
-    def _preferred_qos(self) -> Any:
-        offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
-        return subscription_qos(self._config.qos, self._config.depth, offers)
+    def _preferred_qos(self) -> QoSProfile:
+        """The profile for the parameters ``camera.<camera>.qos`` and ``.depth`` (0: depends on the reliability).
+
+        auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher: the
+        rule of rclpy's best-available profile, which Humble does not have, and which does not tell what it has chosen.
+        sensor_data: best effort. default, reliable: reliable. system_default: of the middleware.
+        """
+        name, depth = self._config.qos, self._config.depth
+        is_offered = all(it.qos_profile.reliability == ReliabilityPolicy.RELIABLE for it in self._of_type())
+        reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
+        if name == "system_default":
+            reliability = ReliabilityPolicy.SYSTEM_DEFAULT
+        elif name == "sensor_data" or (name == "auto" and not is_offered):
+            reliability = ReliabilityPolicy.BEST_EFFORT
+        default_depth = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
+        return QoSProfile(depth=depth or default_depth, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
+
+    def _why_no_image(self) -> str:
+        """Why no image can arrive, and what to do; empty if a publisher has the right type and a compatible QoS."""
+        parameter, of_type = f"camera.{self._camera}", self._of_type()
+        if not self._publishers:
+            return f"no publisher on {self.topic} ({parameter}.topic, or a remap){self._alternatives()}"
+        if not of_type:
+            found = sorted({f"{_node_name(it)} publishes {it.topic_type}" for it in self._publishers})
+            types = {publisher.topic_type for publisher in self._publishers}
+            remedy = "".join(f"set {parameter}.transport to {name}: " for name, it in TYPES.items() if types == {it})
+            return f"{remedy}topic {self.topic} has no publisher of {self._type}: {', '.join(found)}"
+        requested = self._preferred_qos()
+        checks = {_node_name(it): qos_check_compatible(it.qos_profile, requested) for it in of_type}
+        if any(compatibility != QoSCompatibility.ERROR for compatibility, _ in checks.values()):
+            return ""
+        listed = "; ".join(f"{name}: {reason.strip(' ;')}" for name, (_, reason) in sorted(checks.items()))
+        return f"incompatible QoS: set {parameter}.qos to auto: {listed}"
+
+    def _alternatives(self) -> str:
+        """The topics that other nodes publish as this type, most similar name first."""
+        own, subscribed = self._node.get_fully_qualified_name(), {it.topic_name for it in self._node.subscriptions}
+        found = [
+            name
+            for name, types in self._node.get_topic_names_and_types()
+            if self._type in types and name not in subscribed
+            if not name.startswith(f"{own}/") and not name.endswith(_RESULTS) and self._node.count_publishers(name)
+        ]
+        found.sort(key=lambda name: (-difflib.SequenceMatcher(None, self.topic, name).ratio(), name))
+        return f"; topics of type {self._type}: {', '.join(found[:_MAX_TOPICS]) or 'none'}"
 
     # -- images
 
@@ -200,7 +230,7 @@ class CameraInput:
             "rate_hz": f"{expected_hz:.2f}" if expected_hz else "unknown",
             "silent (s)": f"{(now_ns - self._last_ns) / 1e9:.3f}",
             "image": self._shape,
-            "QoS": described(self._qos),
+            "QoS": f"{self._qos.reliability.name.lower().replace('_', ' ')}, depth {self._qos.depth}",
             **percentile_values("header stamp to arrival", self._ages.percentiles(now_ns)),
             "lost (reported by the middleware)": self._lost,
         }
@@ -219,81 +249,14 @@ class CameraInput:
         return remedy_for_size(self._image_bytes or _EXAMPLE_BYTES, alternative, rmem_max_bytes())
 
 
-def default_topic(camera: str, transport: str) -> str:
-    """The conventional topic of a camera; relative, so that namespace and remaps apply."""
-    return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
+def topic_name(camera: str, config: CameraConfig) -> str:
+    """The topic of a camera's images before remapping; by default relative, so that the namespace applies."""
+    return config.topic or f"{camera}/image_raw{'/compressed' if config.transport == 'compressed' else ''}"
 
 
-def image_topic(node: Node, camera: str, config: CameraConfig) -> str:
-    """The absolute name of the topic of a camera's images, after remapping."""
-    return str(node.resolve_topic_name(config.topic or default_topic(camera, config.transport)))
-
-
-def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
-    """The profile for the parameters ``camera.<camera>.qos`` (name) and ``.depth`` (0: depends on the reliability).
-
-    auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher: the rule
-    of rclpy's best-available profile, which Humble does not have, and which does not tell what it has chosen. offers:
-    QoS of the publishers. sensor_data: best effort. default, reliable: reliable. system_default: of the middleware.
-    """
-    reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
-    if name == "system_default":
-        reliability = ReliabilityPolicy.SYSTEM_DEFAULT
-    elif name == "sensor_data" or (
-        name == "auto" and not all(offer.reliability == ReliabilityPolicy.RELIABLE for offer in offers)
-    ):
-        reliability = ReliabilityPolicy.BEST_EFFORT
-    default_depth = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
-    return QoSProfile(depth=depth or default_depth, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
-
-
-def described(qos: QoSProfile) -> str:
-    """Reliability and depth in words, for diagnostics."""
-    return f"{qos.reliability.name.lower().replace('_', ' ')}, depth {qos.depth}"
-
-
-def publishers_of(node: Node, topic: str) -> list[Publisher]:
-    """The publishers of a topic discovered so far. topic: as for a subscription, before remapping."""
-    return [
-        Publisher(f"{info.node_namespace.rstrip('/')}/{info.node_name}", info.topic_type, info.qos_profile)
-        for info in node.get_publishers_info_by_topic(topic)
-    ]
-
-
-def why_no_image(
-    node: Node, camera: str, topic: str, transport: str, publishers: Sequence[Publisher], requested: QoSProfile
-) -> str:
-    """Why no image can arrive, and what to do; empty if a publisher has the right type and a compatible QoS.
-
-    topic: absolute. The text begins with what to change, because `ros2 topic echo` shows the first 128 characters.
-    """
-    wanted = TYPES[transport]
-    of_type = [publisher for publisher in publishers if publisher.type == wanted]
-    if not publishers:
-        return f"no publisher on {topic} (camera.{camera}.topic, or a remap){_alternatives(node, topic, wanted)}"
-    if not of_type:
-        found = ", ".join(sorted({f"{publisher.node} publishes {publisher.type}" for publisher in publishers}))
-        other = next(name for name in TYPES if name != transport)
-        remedy = f"set camera.{camera}.transport to {other}: " if TYPES[other] in found else ""
-        return f"{remedy}topic {topic} has no publisher of {wanted}: {found}"
-    checks = {it.node: qos_check_compatible(it.qos, requested) for it in of_type}
-    if all(compatibility == QoSCompatibility.ERROR for compatibility, _ in checks.values()):
-        listed = "; ".join(f"{name}: {reason.strip(' ;')}" for name, (_, reason) in sorted(checks.items()))
-        return f"incompatible QoS: set camera.{camera}.qos to auto: {listed}"
-    return ""
-
-
-def _alternatives(node: Node, topic: str, wanted: str) -> str:
-    """The topics that other nodes publish as this type, most similar name first."""
-    own, subscribed = node.get_fully_qualified_name(), {it.topic_name for it in node.subscriptions}
-    found = [
-        name
-        for name, types in node.get_topic_names_and_types()
-        if wanted in types and name not in subscribed and not name.startswith(f"{own}/") and not name.endswith(_RESULTS)
-        if node.count_publishers(name)
-    ]
-    found.sort(key=lambda name: (-difflib.SequenceMatcher(None, topic, name).ratio(), name))
-    return f"; topics of type {wanted}: {', '.join(found[:_MAX_TOPICS]) or 'none'}"
+def _node_name(info: Any) -> str:
+    """The full name of the node of a publisher."""
+    return f"{info.node_namespace.rstrip('/')}/{info.node_name}"
 
 
 def _event_classes() -> tuple[Any, type[Exception]]:

@@ -53,13 +53,11 @@ class Status(NamedTuple):
 
 
 class StampAges:
-    """The ages of one camera's images, or of one DNN's results, in nanoseconds.
+    """The ages of one camera's images, in nanoseconds.
 
     Neither an image without a stamp nor a clock at zero, which is simulated time before the first message on /clock,
     gives an age. When the clock is set back, all ages are forgotten: the last ones may be those of images that arrived
     before the clock was set back, and were therefore wrong by the length of the recording.
-
-    Several threads may add ages without a lock, because appending to a deque and clearing it are atomic.
     """
 
     def __init__(self) -> None:
@@ -167,8 +165,8 @@ def dnn_level(now: DnnCameraStatistics, before: DnnCameraStatistics, silence: st
     return (WARN, "; ".join(warnings)) if warnings else (OK, f"{now.rate_hz:.1f} Hz")
 
 
-def dnn_values(figures: DnnCameraStatistics, age: Percentiles) -> dict[str, object]:
-    """The values of a DNN on a camera. age: of its results when they were published."""
+def dnn_values(figures: DnnCameraStatistics) -> dict[str, object]:
+    """The values of a DNN on a camera."""
     values: dict[str, object] = {
         "rate (Hz)": f"{figures.rate_hz:.2f}",
         "offered": figures.offered,
@@ -178,7 +176,7 @@ def dnn_values(figures: DnnCameraStatistics, age: Percentiles) -> dict[str, obje
         "frames per inference": f"{figures.batch:.2f}",
     }
     values.update({f"dropped: {reason.value}": figures.dropped.get(reason, 0) for reason in DropReason})
-    for step, percentiles in {**figures.latencies, "header stamp to publish": age}.items():
+    for step, percentiles in figures.latencies.items():
         values.update(percentile_values(step, percentiles))
     return values
 

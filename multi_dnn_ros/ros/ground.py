@@ -17,7 +17,7 @@ from sensor_msgs.msg import CameraInfo
 from std_msgs.msg import Header
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.ros.camera_input import image_topic
+from multi_dnn_ros.ros.camera_input import topic_name
 from multi_dnn_ros.ros.diagnostics import OK, SET_BACK_NS, WARN, Status
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.ground import CameraPose, GroundPoints, GroundView, ImageArea
@@ -27,6 +27,8 @@ from multi_dnn_ros.vision.lens import CalibrationError, Lens, Points, checked_le
 _QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 #: A resized image may differ from the exact aspect ratio by this number of pixels.
 _ROUNDING = 1.0
+#: Points further away are left out, because their error grows with the square of the distance.
+_RANGE_M = 50.0
 #: Projects pixels (N, 2) of an image onto the ground.
 Project = Callable[[npt.NDArray[np.floating]], GroundPoints]
 
@@ -93,9 +95,10 @@ class _CameraGround:
     def __init__(self, node: LifecycleNode, config: NodeConfig, camera: str) -> None:
         self._node, self._camera = node, camera
         self._settings = settings = config.cameras[camera]
-        self._vehicle, self._ground_z = config.vehicle_frame, config.ground_z_m
-        images = image_topic(node, camera, settings)
-        self._topic = settings.info_topic or info_topic(images, settings.transport)
+        self._vehicle = config.vehicle_frame
+        images = str(node.resolve_topic_name(topic_name(camera, settings)))
+        folder = images.removesuffix("/compressed" if settings.transport == "compressed" else "").rpartition("/")[0]
+        self._topic = str(node.resolve_topic_name(f"{folder}/camera_info"))  # as image_transport has it
         self._tf: Any = None  # buffer of tf2
         self._subscription: Any = None
         self._info: CameraInfo | None = None
@@ -104,7 +107,7 @@ class _CameraGround:
         self._problem = ""  # with the last image; empty: none
         self.mounted: CameraPose | None = None
         if settings.height_m > 0.0:
-            position = (settings.x_m, settings.y_m, config.ground_z_m + settings.height_m)
+            position = (settings.x_m, settings.y_m, settings.height_m)
             self.mounted = CameraPose.mounted(position, settings.roll_rad, settings.pitch_rad, settings.yaw_rad)
 
     def update(self, wanted: bool, tf: Any) -> None:
@@ -147,17 +150,15 @@ class _CameraGround:
     def _view(self, header: Header, image_size: tuple[int, int]) -> GroundView:
         """Raises CalibrationError and PoseError."""
         if (info := self._info) is None:
-            name = f"camera.{self._camera}.info_topic"
-            raise CalibrationError(f"no CameraInfo; start the camera's driver with a calibration, or set {name}")
+            raise CalibrationError("no CameraInfo; start the camera's driver with a calibration, or remap its topic")
         calibration = self._calibration or checked_calibration(info, rectified=self._settings.rectified)
         self._calibration = calibration
         area = calibration.area(image_size)
         pose = self.mounted or self._pose_in_tf(header)
-        height = float(pose.position[2]) - self._ground_z
-        if height <= 0.0:
-            raise PoseError(f"the camera is {-height:.2f} m below the ground (ground_z_m is {self._ground_z:g})")
+        if (height := float(pose.position[2])) <= 0.0:
+            raise PoseError(f"the camera is {-height:.2f} m below the ground")
         turned = CameraPose(pose.rotation @ calibration.rotation, pose.position)
-        return GroundView(calibration.lens, area, turned, self._ground_z, self._settings.ground_range_m)
+        return GroundView(calibration.lens, area, turned, range_m=_RANGE_M)
 
     def _pose_in_tf(self, header: Header) -> CameraPose:
         """The pose of the image's frame in that of the vehicle at the time of its stamp. Raises PoseError."""
@@ -222,9 +223,3 @@ def checked_calibration(info: CameraInfo, *, rectified: bool) -> Calibration:
     if part[0] + part[2] > size[0] or part[1] + part[3] > size[1]:
         raise CalibrationError("the region of interest of the CameraInfo is not inside its image; correct the driver")
     return Calibration(lens, rotation, part, (part[2] / (info.binning_x or 1), part[3] / (info.binning_y or 1)))
-
-
-def info_topic(images: str, transport: str) -> str:
-    """The conventional topic of the calibration of an absolute image topic: `camera_info` in its namespace."""
-    base = images.removesuffix("/compressed") if transport == "compressed" else images
-    return f"{base.rpartition('/')[0]}/camera_info"

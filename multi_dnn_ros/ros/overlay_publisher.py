@@ -10,18 +10,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-from std_msgs.msg import Header
+from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
-from multi_dnn_ros.ros.result_messages import image_message, jpeg_message
+from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.vision.drawing import DrawFailure, draw
 from multi_dnn_ros.vision.jpeg_file import FrameImage, pixels_of
-from multi_dnn_ros.vision.result_kind import Layer, ResultKind
+from multi_dnn_ros.vision.result_kind import Layer
 from multi_dnn_ros.vision.results import results_by_name
 
 #: Maximum number of unfinished frames per camera; if there are more, the oldest is not drawn.
@@ -33,47 +29,21 @@ _LOG_PERIOD_S = 5.0
 Layers = tuple[Layer, ...]
 
 
-class OverlayTopics(NamedTuple):
-    """The publishers of one camera's overlay. compressed: publishes CompressedImage."""
-
-    raw: Any
-    compressed: Any
-
-    @property
-    def subscribed(self) -> bool:
-        """Whether one of the topics has a subscription."""
-        return bool(self.raw.get_subscription_count() or self.compressed.get_subscription_count())
-
-    def publish(self, pixels: npt.NDArray[np.uint8], header: Header) -> None:
-        """Publish (H, W, 3) uint8 RGB on the topics that have a subscription."""
-        if self.raw.get_subscription_count():
-            self.raw.publish(image_message(pixels, "rgb8", header))
-        if self.compressed.get_subscription_count():
-            self.compressed.publish(jpeg_message(pixels, header))
-
-
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
-    publishers: topics by camera. dnns: number of each camera's DNNs. kinds: kind of each result, by the result's name.
-    log: the node's logger, for what could not be drawn or published. Only the newest complete frame of a camera is
-    drawn, and never a frame older than the one drawn last. The result of a slow DNN for an older frame is drawn on the
-    next frames.
+    dnns: number of each camera's DNNs. log: the node's logger, for what could not be drawn or published. Only the
+    newest complete frame of a camera is drawn, and never a frame older than the one drawn last. The result of a slow
+    DNN for an older frame is drawn on the next frames.
     """
 
-    def __init__(
-        self,
-        publishers: Mapping[str, OverlayTopics],
-        dnns: Mapping[str, int],
-        kinds: Mapping[str, ResultKind],
-        log: Any,
-    ) -> None:
-        self._publishers, self._dnns, self._kinds, self._log = publishers, dnns, kinds, log
+    def __init__(self, outputs: ResultPublishers, dnns: Mapping[str, int], log: Any) -> None:
+        self._outputs, self._dnns, self._log = outputs, dnns, log
         #: By camera, the unfinished frames, each with the layers of the DNNs that have finished it; empty: dropped.
-        self._open: dict[str, dict[Frame, dict[str, Layers]]] = {camera: {} for camera in publishers}
-        #: By camera and DNN, the newest result that was not dropped: its frame, when it was ready, its layers.
-        self._latest: dict[str, dict[str, tuple[Frame, tuple[int, int], int, Layers]]] = {it: {} for it in publishers}
-        self._newest_ns = dict.fromkeys(publishers, 0)  # arrival time of the newest complete frame
+        self._open: dict[str, dict[Frame, dict[str, Layers]]] = {camera: {} for camera in dnns}
+        #: By camera and DNN, the newest result: arrival and (H, W) of its frame, when it was ready, its layers.
+        self._latest: dict[str, dict[str, tuple[int, tuple[int, int], int, Layers]]] = {camera: {} for camera in dnns}
+        self._newest_ns = dict.fromkeys(dnns, 0)  # arrival time of the newest complete frame
         self._ready: dict[str, tuple[Frame, FrameImage, list[Layer]]] = {}
         self._wake = threading.Condition()
         self._ended = False
@@ -87,9 +57,9 @@ class OverlayPublisher:
             return
         latency_ms = timing.arrival_to_result_ns / 1e6
         found = results_by_name(result.dnn, result.output).items()
-        layers = tuple(Layer(name, self._kinds[name], output, latency_ms) for name, output in found)
+        layers = tuple(Layer(name, self._outputs.kinds[name], output, latency_ms) for name, output in found)
         with self._wake:
-            self._latest[camera][result.dnn] = frame, frame.size, timing.finished_ns, layers
+            self._latest[camera][result.dnn] = frame.received_ns, frame.size, timing.finished_ns, layers
         self._finish(result.dnn, frame, layers)
 
     def skip(self, drop: Drop) -> None:
@@ -106,7 +76,7 @@ class OverlayPublisher:
 
     def _is_watched(self, camera: str) -> bool:
         """Whether the overlay has a subscription; otherwise, forget its unfinished frames and last results."""
-        if self._publishers[camera].subscribed:
+        if self._outputs.is_overlay_wanted(camera):
             return True
         if self._open[camera] or self._latest[camera]:
             with self._wake:
@@ -126,7 +96,7 @@ class OverlayPublisher:
                 del frames[next(iter(frames))]
             if len(found) < self._dnns[camera]:
                 return
-            del frames[frame]
+            frames.pop(frame, None)
             if not any(found.values()):
                 return
             self._newest_ns[camera] = frame.received_ns
@@ -142,9 +112,9 @@ class OverlayPublisher:
         """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
         return [
             replace(layer, stale=True)
-            for dnn, (last, size, finished_ns, layers) in self._latest[frame.camera].items()
+            for dnn, (received_ns, size, finished_ns, layers) in self._latest[frame.camera].items()
             if not found[dnn] and size == frame.size
-            if last.received_ns <= frame.received_ns <= finished_ns + _HOLD_NS
+            if received_ns <= frame.received_ns <= finished_ns + _HOLD_NS
             for layer in layers
         ]
 
@@ -158,7 +128,7 @@ class OverlayPublisher:
                 frame, image, layers = self._ready.pop(camera)
             try:
                 pixels = draw(pixels_of(image), layers, partial(self._report, f"the overlay of camera {camera}"))
-                self._publishers[camera].publish(pixels, frame.context)
+                self._outputs.publish_overlay(camera, pixels, frame.context)
             except (Exception, SystemExit) as error:  # one failed overlay must not end the thread
                 self._report(f"an overlay of camera {camera} was not published: {type(error).__name__}", error)
             del frame, image, layers  # keep no reference to the frame while waiting

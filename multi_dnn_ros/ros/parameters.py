@@ -35,13 +35,6 @@ if TYPE_CHECKING:
 _LIST_TYPES = {"string[]": Parameter.Type.STRING_ARRAY, "float[]": Parameter.Type.DOUBLE_ARRAY}
 
 
-class UnknownParameterError(ParameterNotDeclaredException):
-    """A parameter that does not exist was set. The text, which is sent to the client, names the most similar one."""
-
-    def __init__(self, text: str) -> None:
-        Exception.__init__(self, text)  # the base class would put another text in front
-
-
 class NodeParameters:
     """Declares the parameters of a node and validates changes.
 
@@ -132,22 +125,24 @@ class NodeParameters:
         """Invalid topic names. Only ROS can check them, and without this it would do so during activation."""
         problems = []
         for camera, settings in config.cameras.items():
-            for field, topic in (("topic", settings.topic), ("info_topic", settings.info_topic)):
-                try:
-                    self._node.resolve_topic_name(topic or camera)
-                except Exception as error:  # several types; the lines after the first mark the position in the name
-                    name, reason = f"camera.{camera}.{field}", summarize_error(error).rstrip(":")
-                    problems.append(f"parameter {name} is {shown(topic)}; allowed: a topic name: {reason}")
+            try:
+                self._node.resolve_topic_name(settings.topic or camera)
+            except Exception as error:  # several types; the lines after the first mark the position in the name
+                name, reason = f"camera.{camera}.topic", summarize_error(error).rstrip(":")
+                problems.append(f"parameter {name} is {shown(settings.topic)}; allowed: a topic name: {reason}")
         return problems
 
     # -- callbacks of rclpy
 
     def _prepare(self, parameters: list[Parameter]) -> list[Parameter]:
-        """The parameters to set, with the types of the fields. Raises UnknownParameterError."""
+        """The parameters to set, with the types of the fields.
+
+        Raises ParameterNotDeclaredException, whose text names the parameter most similar to one that does not exist.
+        """
         for parameter in parameters:
             if not self._node.has_parameter(parameter.name):
                 errors, warnings = self._unknown_among({parameter.name: parameter.value})
-                raise UnknownParameterError((*errors, *warnings, f"parameter {parameter.name}: no such parameter")[0])
+                raise ParameterNotDeclaredException((*errors, *warnings, parameter.name)[0])
         return [
             _parameter(it.name, self._fields[it.name], it.value) if it.name in self._fields else it for it in parameters
         ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
@@ -15,8 +17,15 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.ros.ground import Project
-from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
-from multi_dnn_ros.ros.result_messages import IMAGES, LATCHED, RESULTS, label_info_message, message_class
+from multi_dnn_ros.ros.result_messages import (
+    IMAGES,
+    LATCHED,
+    RESULTS,
+    image_message,
+    jpeg_message,
+    label_info_message,
+    message_class,
+)
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
@@ -54,14 +63,9 @@ class ResultPublishers:
         except BaseException:
             self.close()
             raise
-        #: The overlay publishers of each camera.
-        self.overlays = {
-            camera: OverlayTopics(
-                self._add(Image, IMAGES, camera, "overlay"),
-                self._add(CompressedImage, IMAGES, camera, "overlay", "compressed"),
-            )
-            for camera in dict.fromkeys(camera for cameras in cameras_by_dnn.values() for camera in cameras)
-        }
+        for camera in dict.fromkeys(camera for cameras in cameras_by_dnn.values() for camera in cameras):
+            self._add(Image, IMAGES, camera, "overlay")
+            self._add(CompressedImage, IMAGES, camera, "overlay", "compressed")
 
     def _add_result(self, result: str, kind: ResultKind, labels: tuple[str, ...], cameras: tuple[str, ...]) -> None:
         self.kinds[result] = kind
@@ -112,6 +116,19 @@ class ResultPublishers:
                     height, width = result.frame.size
                     if (view := ground(camera, header, (width, height))) is not None:
                         publisher.publish(ground_topic.message(output, *view))
+
+    def is_overlay_wanted(self, camera: str) -> bool:
+        """Whether the overlay of a camera has a subscription, raw or compressed."""
+        keys = (camera, "overlay"), (camera, "overlay", "compressed")
+        return any(self._publishers[key].get_subscription_count() for key in keys)
+
+    def publish_overlay(self, camera: str, pixels: npt.NDArray[np.uint8], header: Header) -> None:
+        """Publish (H, W, 3) uint8 RGB on the topics of the overlay that have a subscription."""
+        raw, compressed = self._publishers[camera, "overlay"], self._publishers[camera, "overlay", "compressed"]
+        if raw.get_subscription_count():
+            raw.publish(image_message(pixels, "rgb8", header))
+        if compressed.get_subscription_count():
+            compressed.publish(jpeg_message(pixels, header))
 
     def set_labels(self, result: str, labels: tuple[str, ...]) -> None:
         """The class names of a result have changed; no effect if its kind has none."""

@@ -17,11 +17,11 @@ from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result
 from multi_dnn_ros.ros.camera_input import CameraInput
-from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, StampAges, Status, dnn_level, dnn_values
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, Status, dnn_level, dnn_values
 from multi_dnn_ros.ros.ground import Ground
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
-from multi_dnn_ros.ros.tracking import Tracks, decoder_threshold, tracking_problems
+from multi_dnn_ros.ros.tracking import Tracks, tracking_problems
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.capacity import CapacityAtRates
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
@@ -33,6 +33,7 @@ from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import result_name
+from multi_dnn_ros.vision.tracking.byte_track import LOW_SCORE
 
 #: Period of checking the publishers of the cameras.
 _CHECK_PERIOD_S = 0.5
@@ -51,7 +52,7 @@ class ServedDnns:
     """
 
     def __init__(self, node: LifecycleNode, config: NodeConfig, host: Host, description: EngineDescription) -> None:
-        self._node, self._log, self._clock = node, node.get_logger(), node.get_clock()
+        self._node, self._log = node, node.get_logger()
         self.config = config
         self.host = host
         self.description = description
@@ -98,11 +99,10 @@ class ServedDnns:
         config, dnns = self.config, self.description.dnns
         self._bad_files: dict[str, int] = {}  # by camera, arrival of the last image that the engine could not decode
         self._last: dict[DnnCamera, DnnCameraStatistics] = {}  # of the last diagnostics
-        self._ages = {(name, camera): StampAges() for name, dnn in dnns.items() for camera in dnn.cameras}
         self._tracks = Tracks()
-        for dnn, camera in self._ages:
-            if config.dnns[dnn].track:
-                self._tracks.add(dnn, camera, self._threshold(dnn), config.dnns[dnn].track_max_lost_s)
+        for name in (name for name in dnns if config.dnns[name].track):
+            for camera in dnns[name].cameras:
+                self._tracks.add(name, camera, self._threshold(name), config.dnns[name].track_max_lost_s)
         settings = {
             name: DnnSettings(dnn.cameras, round(it.deadline_ms * 1e6) or None, it.enable, it.max_rate_hz)
             for name, dnn in dnns.items()
@@ -111,7 +111,7 @@ class ServedDnns:
         callbacks = Callbacks(self._on_result, self._on_drop, self._on_failure)
         self._ledger = ledger = Ledger(settings, callbacks, on_answered=lambda camera: self._decoders[camera].wake())
         numbers = {camera: len(ledger.dnns_of(camera)) for camera in self.cameras}
-        self._overlay = OverlayPublisher(self._outputs.overlays, numbers, self._outputs.kinds, self._log)
+        self._overlay = OverlayPublisher(self._outputs, numbers, self._log)
         self._decoders = {
             camera: CameraDecoder(camera, self.host, ledger, partial(self._on_bad_image, camera))
             for camera in self.cameras
@@ -208,7 +208,7 @@ class ServedDnns:
     def _update_thresholds(self, dnn: str) -> None:
         """Make the engine also return the boxes that only continue tracks; no effect without `track`."""
         if self.config.dnns[dnn].track:
-            self.host.update(dnn, "score_threshold", decoder_threshold(self._threshold(dnn)))
+            self.host.update(dnn, "score_threshold", min(self._threshold(dnn), LOW_SCORE))
             self._tracks.set_threshold(dnn, self._threshold(dnn))
 
     def _publish_labels(self, *dnns: str) -> None:
@@ -263,8 +263,7 @@ class ServedDnns:
             elif dnn not in switched_off:
                 before = self._last.get((dnn, camera), DnnCameraStatistics())
                 level, text = dnn_level(figures, before, inputs[camera].silence(now_ns))
-            values = dnn_values(figures, self._ages[dnn, camera].percentiles(now_ns))
-            yield Status(f"{dnn} on {camera}", level, text, values)
+            yield Status(f"{dnn} on {camera}", level, text, dnn_values(figures))
             # Every DNN counts each image that cannot be decoded.
             bad_images[camera] = max(bad_images[camera], figures.dropped.get(DropReason.BAD_IMAGE, 0))
         self._last = dict(statistics.by_dnn_and_camera)
@@ -277,12 +276,7 @@ class ServedDnns:
     def _on_result(self, result: Result) -> None:
         result = self._tracks.apply(result)
         self._outputs.publish(result, self._ground.view)
-        call_and_log_errors(self._after_publishing, result)  # the frame counts as published even if this fails
-
-    def _after_publishing(self, result: Result) -> None:
-        ages = self._ages[result.dnn, result.frame.camera]
-        ages.add(time.monotonic_ns(), self._clock.now().nanoseconds, result.frame.stamp_ns)
-        self._overlay.add(result)
+        call_and_log_errors(self._overlay.add, result)  # the frame counts as published even if this fails
 
     def _on_drop(self, drop: Drop) -> None:
         """Log failures as errors and other drops at level debug."""

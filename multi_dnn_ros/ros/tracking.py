@@ -9,7 +9,7 @@ from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Detections
-from multi_dnn_ros.vision.tracking.byte_track import LOW_SCORE, ByteTracker, TrackerSettings
+from multi_dnn_ros.vision.tracking.byte_track import ByteTracker, TrackerSettings
 
 
 def tracking_problems(config: NodeConfig, kinds: Mapping[str, Sequence[ResultKind]]) -> list[str]:
@@ -24,14 +24,6 @@ def tracking_problems(config: NodeConfig, kinds: Mapping[str, Sequence[ResultKin
         if refusal:
             problems.append(f"parameter dnn.{dnn}.track is true; {refusal}")
     return problems
-
-
-def decoder_threshold(threshold: float) -> float:
-    """Minimum score of the boxes that the engine returns for a tracked DNN: also of those that only continue tracks.
-
-    threshold: minimum score of published results.
-    """
-    return min(threshold, LOW_SCORE)
 
 
 class Tracks:

@@ -64,10 +64,6 @@ class CameraConfig(Section):
     """
 
     # Results on the ground, in metres (docs/results.md)
-    info_topic: str = Field("")
-    """Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` in the namespace of the image
-    topic.
-    """
     rectified: bool = Field(False)
     """Whether the images are rectified (image_proc): P and R of the CameraInfo are used instead of K and D."""
     height_m: float = Field(0.0, ge=0.0, le=100.0)
@@ -84,9 +80,6 @@ class CameraConfig(Section):
     """Pitch of the camera in rad; positive is down (REP 103)."""
     yaw_rad: float = Field(0.0, ge=-3.2, le=3.2)
     """Yaw of the camera in rad; positive is to the left."""
-
-    # Not a parameter of the node.
-    ground_range_m: float = Field(50.0, exclude=True)  # the error grows with the square
 
 
 class NodeConfig(Section):
@@ -145,12 +138,7 @@ class NodeConfig(Section):
         pattern="^[^/\\s][^\\s]*$",
         json_schema_extra={"allowed": "a frame id: not empty, without spaces and without / at the beginning"},
     )
-    """Frame of points on the ground: x forward, y left, z up (REP 105)."""
-
-    ground_z_m: float = Field(0.0, ge=-100.0, le=100.0)
-    """z of the ground in `vehicle_frame` in m. 0 if the frame's origin is on the ground (as for base_footprint);
-    negative if the origin is above the ground, for example at the rear axle.
-    """
+    """Frame of points on the ground: x forward, y left, z up (REP 105), its origin at the height of the road."""
 
     # Not parameters of the node: threads of an operation on the CPU (0: by the device), failures in a row that disable
     # a DNN, limits of heartbeats and of stopping, and the time without an image after which a camera is STALE.

@@ -14,7 +14,7 @@ from std_msgs.msg import Header
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
-from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher, OverlayTopics
+from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 from multi_dnn_ros.vision.results import Lanes
@@ -24,7 +24,7 @@ _MS = 1_000_000
 
 
 class Publisher:
-    """Keeps the published messages. While `go` is cleared, publishing blocks."""
+    """The topics of a camera's overlay. While `go` is cleared, publishing blocks."""
 
     def __init__(self, name: str, order: list[tuple[str, str]]) -> None:
         self.name = name
@@ -35,29 +35,16 @@ class Publisher:
         self.appended = threading.Condition()
         self.subscriptions = 1
 
-    def get_subscription_count(self) -> int:
-        return self.subscriptions
-
-    def publish(self, message: Any) -> None:
+    def publish(self, header: Header) -> None:
         self.begun.set()
         assert self.go.wait(WAIT_S)
         with self.appended:
-            self.order.append((self.name, message.header.frame_id))
+            self.order.append((self.name, header.frame_id))
             self.appended.notify_all()
 
     def until(self, frame_id: str) -> None:
         with self.appended:
             assert self.appended.wait_for(lambda: (self.name, frame_id) in self.order, WAIT_S), self.order
-
-
-class Unwatched:
-    """A publisher without subscriptions."""
-
-    def get_subscription_count(self) -> int:
-        return 0
-
-    def publish(self, message: Any) -> None:
-        raise AssertionError("nobody is subscribed")
 
 
 class Overlay:
@@ -80,10 +67,14 @@ class Overlay:
 
         monkeypatch.setattr(overlay_publisher, "draw", note)
         self.publishers = {name: Publisher(name, self.order) for name in ("front", "rear")}
-        dnns = dict.fromkeys(self.publishers, 2)
-        topics = {name: OverlayTopics(publisher, Unwatched()) for name, publisher in self.publishers.items()}
         self.kinds = dict.fromkeys(("quick", "slow"), RESULT_KINDS.get("lanes"))
-        self.overlay = OverlayPublisher(topics, dnns, self.kinds, self)
+        self.overlay = OverlayPublisher(self, dict.fromkeys(self.publishers, 2), self)  # type: ignore[arg-type]
+
+    def is_overlay_wanted(self, camera: str) -> bool:
+        return bool(self.publishers[camera].subscriptions)
+
+    def publish_overlay(self, camera: str, pixels: Any, header: Header) -> None:
+        self.publishers[camera].publish(header)
 
     def warning(self, text: str, **_: float) -> None:
         self.errors.append(text)
