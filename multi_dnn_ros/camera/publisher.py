@@ -24,9 +24,6 @@ from multi_dnn_ros.ros.result_messages import image_message as mono_message
 DEFAULT_RATE_HZ = 10.0
 #: Reliable and volatile: compatible with all subscriptions except transient-local ones.
 _QOS = QoSProfile(depth=10)
-_SETTLE_S = 0.5
-#: Interval of checking whether playing has to end.
-_POLL_S = 0.1
 
 
 class CameraPublisher:
@@ -67,15 +64,13 @@ class CameraPublisher:
         """
         wanted = {self._images: count, **dict.fromkeys(self._truth, 1)} if count else {}
         deadline = time.monotonic() + timeout_s
-        while running() and (
-            missing := [each for each, need in wanted.items() if each.get_subscription_count() < need]
-        ):
+        while running() and (few := [each for each, need in wanted.items() if each.get_subscription_count() < need]):
             if time.monotonic() > deadline:
-                found = f"{missing[0].get_subscription_count()} of {wanted[missing[0]]} subscribers"
-                raise TimeoutError(f"{found} on {missing[0].topic_name} after {timeout_s:g} s")
+                found = f"{few[0].get_subscription_count()} of {wanted[few[0]]} subscribers"
+                raise TimeoutError(f"{found} on {few[0].topic_name} after {timeout_s:g} s")
             time.sleep(0.02)
         if wanted:  # DDS matches both sides independently: a subscriber may discover us some milliseconds later
-            time.sleep(_SETTLE_S)
+            time.sleep(0.5)
 
     def publish(self, item: SourceImage) -> None:
         """Publish an image and its ground truth, stamped with the current time."""
@@ -110,29 +105,21 @@ class Report:
 
 
 def play(
-    source: Source,
-    publish: Callable[[SourceImage], object],
-    report: Report,
-    *,
-    rate_hz: float | None = None,
-    count: int | None = None,
-    loop: bool = False,
-    running: Callable[[], bool] = lambda: True,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+    source: Source, publish: Callable[[SourceImage], object], report: Report, *, rate_hz: float | None = None,
+    count: int | None = None, loop: bool = False, running: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> None:  # fmt: skip
     """Play a source once, or repeatedly with `loop`; `report` is always current, also after an interruption.
 
     Images are due relative to the first one, so that delays of single images do not accumulate. A delay of more than a
-    period is not followed by a burst: it shifts the schedule.
+    period is not followed by a burst: it shifts the schedule. A live source delivers its images at its own rate.
 
-    rate_hz: None selects the rate of the source, or 10 if it has none. count: number of images to play. running:
-    playing ends when it returns False. clock: returns monotonic seconds. sleep: pauses for a number of seconds.
+    rate_hz: None: that of the source, or 10. count: number of images. running: playing ends when it returns False.
+    clock: returns monotonic seconds. sleep: pauses for a number of seconds.
     """
     period_s = 1.0 / (rate_hz or source.rate_hz or DEFAULT_RATE_HZ)
     begin_s = start_s = clock()
-    items = _limited(source, rate_hz, clock) if source.live else _repeated(source, loop)
-    for index, item in enumerate(items):
+    for index, item in enumerate(source.items() if source.live else _repeated(source, loop)):
         if index == 0:
             begin_s = start_s = clock()
         elif not source.live:
@@ -141,7 +128,7 @@ def play(
                 report.late += 1
                 start_s += late_s
             while running() and (left_s := start_s + index * period_s - clock()) > 0.0:
-                sleep(min(left_s, _POLL_S))
+                sleep(min(left_s, 0.1))
         if not running():
             break
         publish(item)
@@ -158,15 +145,3 @@ def _repeated(source: Source, loop: bool) -> Iterator[SourceImage]:
         for item in source.items():
             yield item
             found = loop
-
-
-def _limited(source: Source, max_hz: float | None, clock: Callable[[], float]) -> Iterator[SourceImage]:
-    """The images of a live source as they arrive, limited to the requested rate."""
-    due_s = clock()
-    for item in source.items():
-        now_s = clock()
-        if max_hz is not None:
-            if now_s < due_s - 0.25 / max_hz:  # tolerate the device's jitter
-                continue
-            due_s = max(due_s + 1.0 / max_hz, now_s)
-        yield item

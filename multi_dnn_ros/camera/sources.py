@@ -124,10 +124,9 @@ class DeviceSource(Source):
     def __init__(self, path: Path, size: tuple[int, int] | None, rate_hz: float | None) -> None:
         super().__init__(path)
         self._capture = cv2.VideoCapture(self.name, cv2.CAP_V4L2)
-        wanted = {cv2.CAP_PROP_FPS: rate_hz}
-        if size is not None:
-            wanted |= {cv2.CAP_PROP_FRAME_WIDTH: size[0], cv2.CAP_PROP_FRAME_HEIGHT: size[1]}
-        for name, value in wanted.items():
+        width, height = size or (None, None)
+        names = (cv2.CAP_PROP_FPS, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+        for name, value in zip(names, (rate_hz, width, height), strict=True):
             if value is not None:
                 self._capture.set(name, value)
         if not self._capture.isOpened():
@@ -174,13 +173,9 @@ class SceneSource(Source):
 
 
 def open_source(
-    name: str,
-    *,
-    size: tuple[int, int] | None = None,
-    rate_hz: float | None = None,
-    seed: int = 0,
+    name: str, *, size: tuple[int, int] | None = None, rate_hz: float | None = None, seed: int = 0,
     count: int | None = None,
-) -> Source:
+) -> Source:  # fmt: skip
     """Open the source `name`: `scenes`, a /dev device, a folder of images, an image or a video.
 
     size, rate_hz: requested from a device and for generated scenes; files have their own. count: number of wanted

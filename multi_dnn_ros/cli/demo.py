@@ -41,8 +41,10 @@ from multi_dnn_ros.settings.forms import DEVICE_FORMS, model_forms
 
 if TYPE_CHECKING:
     from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
-    from multi_dnn_ros.replay.replay import FrameOutcome, Replay, Summary
+    from multi_dnn_ros.replay.replay import FrameOutcome, Replay, StreamCount
     from multi_dnn_ros.settings.schema import NodeConfig
+
+    Counts = dict[tuple[str, str], StreamCount]
 
 _MODELS = ", ".join(form for form in model_forms() if not form.startswith("torchvision:"))
 _NODE = "/multi_dnn"
@@ -115,21 +117,21 @@ def _run_video(args: argparse.Namespace) -> int:
     replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
     clear_output(args.output)
     figures = VideoFigures()
-    summary = _replay(args.output, video, replay, figures)
-    found = {name: {"model": config.dnns[name].model, **each} for name, each in figures.as_json(summary).items()}
+    counts = _replay(args.output, video, replay, figures)
+    found = {name: {"model": config.dnns[name].model, **each} for name, each in figures.as_json(counts).items()}
     print(rows_table([
         {"DNN": name, **{key: each[key] for key in ("offered", "published", "dropped", "by_class")},
          **{f"{key} ms": each["inference_ms"].get(key) for key in ("p50", "p95")}}
         for name, each in found.items()
     ]))  # fmt: skip
-    for damage in summary.input_damage:
+    for damage in video.damage:
         print(f"warning: {damage}", file=sys.stderr)
     content = {"video": str(args.video), "device": str(replay.device), "dnns": found}
-    write_figures(args.output / "summary.json", {**content, "input_damage": summary.input_damage}, quiet=True)
+    write_figures(args.output / "summary.json", {**content, "input_damage": video.damage}, quiet=True)
     print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
     if silent := [name for name, each in found.items() if not each["published"]]:
         print(f"FAILED: no result from {', '.join(silent)}")
-    return 1 if silent or summary.input_damage else 0
+    return 1 if silent or video.damage else 0
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
@@ -162,7 +164,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     return config
 
 
-def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFigures) -> Summary:
+def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFigures) -> Counts:
     """Replay the video, and draw its frames and, as a picture, the one with most results."""
     from tqdm import tqdm
 
@@ -186,10 +188,10 @@ def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFi
                     picture, max_found = image, found
             bar.update()
 
-        summary = replay.run(video, writer, with_input=True, on_frame=draw_frame)
+        counts = replay.run(video, writer, with_input=True, on_frame=draw_frame)
     if picture is not None:
         save_picture(output / "overlay.png", picture)
-    return summary
+    return counts
 
 
 def _named_model(text: str) -> tuple[str, str]:

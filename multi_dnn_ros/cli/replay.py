@@ -117,14 +117,14 @@ def run(args: argparse.Namespace) -> int:
                 overlays[outcome.frame.camera].write(outcome.drawn(replay.kinds), outcome.frame.stamp_ns)
             bar.update()
 
-        summary = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
-        content = summary.as_json()
+        counts = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
+        content = {"streams": list(map(vars, counts.values())), "input_damage": bag.damage}
         writer.add_file("summary.json", json.dumps(content, indent=2) + "\n")
     print(rows_table(content["streams"]))
-    for text in (*bag.notes, *summary.input_damage):
+    for text in (*bag.notes, *bag.damage):
         print(f"warning: {text}", file=sys.stderr)
     print(f"written to {args.out_bag}")
-    return 1 if summary.input_damage else 0
+    return 1 if bag.damage else 0
 
 
 def _overlay_paths(args: argparse.Namespace, cameras: list[str]) -> dict[str, Path]:

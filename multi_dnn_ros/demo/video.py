@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from multi_dnn_ros.camera.sources import open_source
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.replay.message_definitions import canonical
-from multi_dnn_ros.replay.replay import FrameOutcome, Summary
+from multi_dnn_ros.replay.replay import FrameOutcome, StreamCount
 from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.vision.results import Lanes, boxes_of, results_by_name
 
@@ -75,13 +75,13 @@ class VideoFigures:
                 total += len(names)
         return total
 
-    def as_json(self, summary: Summary) -> dict[str, Any]:
+    def as_json(self, counts: Mapping[tuple[str, str], StreamCount]) -> dict[str, Any]:
         """Accounts, results by class and times of each DNN, by its name.
 
         `inference_ms`: from the start of each frame's inference to its decoded result.
         """
         content = {}
-        for (dnn, _), stream in summary.streams.items():
+        for (dnn, _), stream in counts.items():
             content[dnn] = {
                 **{name: value for name, value in vars(stream).items() if name not in ("dnn", "camera")},
                 "by_class": dict(self._names[dnn].most_common()),

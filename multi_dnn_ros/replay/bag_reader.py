@@ -102,23 +102,22 @@ class BagReader(ExitStack):
             for name in listed
             if name not in present
         ]
-        if present:
-            if others := sorted(found - set(listed)):
-                self.notes.append(f"not read, because metadata.yaml does not list it: {', '.join(others)}")
-            return present
-        # A recorder compresses a file when the next one begins; if it was killed meanwhile, both are there.
-        files = [name for name in found if not name.endswith(_PACKED) or name.removesuffix(_PACKED) not in found]
-        return sorted(files, key=lambda name: natural_order(name.removesuffix(_PACKED)))
+        if not present:
+            # A recorder compresses a file when the next one begins; if it was killed meanwhile, both are there.
+            files = [name for name in found if not name.endswith(_PACKED) or name.removesuffix(_PACKED) not in found]
+            return sorted(files, key=lambda name: natural_order(name.removesuffix(_PACKED)))
+        if others := sorted(found - set(listed)):
+            self.notes.append(f"not read, because metadata.yaml does not list it: {', '.join(others)}")
+        return present
 
     def _listed_names(self) -> list[str]:
         """The names in metadata.yaml. Its other entries are not used: the files themselves are more reliable."""
-        metadata = self.path / "metadata.yaml"
-        if not metadata.exists():
-            return []
         try:
-            content = yaml.safe_load(metadata.read_text(encoding="utf-8"))
+            content = yaml.safe_load((self.path / "metadata.yaml").read_text(encoding="utf-8"))
             paths = content["rosbag2_bagfile_information"]["relative_file_paths"]
             return list(dict.fromkeys(PurePath(path).name for path in paths))
+        except FileNotFoundError:
+            return []
         except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
             self.notes.append(f"metadata.yaml cannot be used ({summarize_error(error)}); all files are read")
             return []
@@ -144,35 +143,30 @@ def recorded_topics(bag: BagReader, cameras: Mapping[str, CameraConfig], chosen:
     """The recorded topic of each camera.
 
     chosen: topics that the user has chosen, by camera; they override the configured ones. A single camera whose topic
-    is not in the recording takes the only image topic.
-    Raises BagError if a topic is missing or is no image topic, if two cameras have the same topic, or if `chosen` names
-    an unknown camera.
+    is not in the recording takes the only image topic. Raises BagError if a topic is missing or is no image topic, if
+    two cameras have the same topic, or if `chosen` names an unknown camera.
     """
     if unknown := chosen.keys() - cameras.keys():
         raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(cameras)}")
     images = [name for name, topic in bag.topics.items() if topic.msgtype in IMAGE_TYPES]
     topics: dict[str, str] = {}
     for camera, settings in cameras.items():
-        configured = [f"/{settings.topic.lstrip('/')}"] if settings.topic else [
-            f"/{camera}/image_raw", f"/{camera}/image_raw/compressed"
-        ]  # fmt: skip
+        configured = [f"/{camera}/image_raw", f"/{camera}/image_raw/compressed"]
         if settings.transport == "compressed":
             configured.reverse()
+        if settings.topic:
+            configured = [f"/{settings.topic.lstrip('/')}"]
         wanted = [chosen[camera]] if camera in chosen else configured
-        found = next((name for name in wanted if name in bag.topics), None)
-        if found is None and camera not in chosen and len(cameras) == len(images) == 1:
+        found = next((name for name in wanted if name in bag.topics), "")
+        if not found and camera not in chosen and len(cameras) == len(images) == 1:
             found = images[0]
-        if found is None:
+        where = f"topic {found or ' or '.join(wanted)} of camera '{camera}' in bag {bag.path}"
+        if not found:
             damage = f" (damaged: {'; '.join(bag.damage)})" if bag.damage else ""
-            names = " or ".join(wanted)
-            raise BagError(f"bag {bag.path}{damage} has no topic {names} for camera '{camera}'; it has {bag.listing}")
+            raise BagError(f"{where}{damage} does not exist; it has {bag.listing}")
         if found not in images:
-            allowed = " or ".join(IMAGE_TYPES)
-            raise BagError(f"topic {found} of bag {bag.path} is {bag.topics[found].msgtype}; must be {allowed}")
+            raise BagError(f"{where} is {bag.topics[found].msgtype}; must be {' or '.join(IMAGE_TYPES)}")
         if found in topics.values():
-            raise BagError(
-                f"camera '{camera}' has the same topic {found} in bag {bag.path} as another one; "
-                "choose a separate topic for each: --topic CAMERA:=TOPIC"
-            )
+            raise BagError(f"{where} is that of another one; choose one for each: --topic CAMERA:=TOPIC")
         topics[camera] = found
     return topics

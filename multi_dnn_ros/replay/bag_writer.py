@@ -22,8 +22,6 @@ Storage = Literal["mcap", "sqlite3"]
 #: Stem of the storage file. Independent of the folder's name, so that equal recordings have identical files; readers
 #: take the name from metadata.yaml.
 _STEM = "recording"
-#: The rosbags writer passes the path to SQLite as an unquoted URI, which would name another file with one of these.
-_SPECIAL_IN_A_URI = "?#%"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
 _NO_TIME = QosTime(0, 0)
 _LATCHED = Qos(
@@ -38,8 +36,7 @@ class BagWriter(AtomicWriter):
     It is written into a temporary folder beside `path`, which is renamed on close; an exception inside the `with`
     block, or :meth:`discard`, removes it. Its files depend only on the written content, not on path, time or user.
     path: the folder to create. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
-    Raises BagError if the path exists or is invalid for the storage, if its parent cannot be written, or,
-    while writing, if the disk is full.
+    Raises BagError if the path exists, if its parent cannot be written, or, while writing, if the disk is full.
     """
 
     def __init__(self, path: str | Path, storage: Storage = "mcap") -> None:
@@ -47,8 +44,6 @@ class BagWriter(AtomicWriter):
         if self.path.exists():
             raise BagError(f"{self.path} already exists; nothing is overwritten")
         absolute = self.path.absolute()
-        if storage == "sqlite3" and (special := next((c for c in str(absolute) if c in _SPECIAL_IN_A_URI), None)):
-            raise BagError(f"cannot write {absolute}: the path of a sqlite3 recording must not contain {special!r}")
         self._connections: dict[str, Connection] = {}
         self._folder: Path | None = None
         try:
@@ -70,27 +65,21 @@ class BagWriter(AtomicWriter):
         latched: offered as transient local, so that a player republishes it to late subscribers.
         Raises LookupError if the message type is not installed.
         """
-        known = self._connections.get(topic)
-        if known is None:
+        if topic not in self._connections:
             text, type_hash = definition(msgtype)
             with self._named_errors():
                 self._connections[topic] = self._writer.add_connection(
                     topic, msgtype, msgdef=text, rihs01=type_hash, offered_qos_profiles=[_LATCHED] if latched else []
                 )
-        elif known.msgtype != msgtype:
-            raise BagError(f"topic {topic} of {self.path} has type {known.msgtype}; {msgtype} does not fit")
 
     def add_file(self, name: str, text: str) -> None:
         """Add a text file to the recording's folder."""
-        if self._folder is None:
-            raise BagError(f"{self.path} is closed")
+        assert self._folder is not None
         with self._named_errors():
             (self._folder / _STEM / name).write_text(text, encoding="utf-8")
 
     def write(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
         """Append a message. topic: a declared topic. stamp_ns: recording time. data: CDR bytes with header."""
-        if topic not in self._connections:
-            raise BagError(f"topic {topic} of {self.path} was not declared with add_topic")
         with self._named_errors():
             self._writer.write(self._connections[topic], stamp_ns, data)
 

@@ -16,7 +16,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.common.errors import FrameError
+from multi_dnn_ros.common.errors import CommandError, FrameError
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
@@ -44,10 +44,6 @@ class Messages(Protocol):
     def damage(self) -> list[str]: ...
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]: ...
-
-
-class ReplayError(RuntimeError):
-    """The replay cannot continue; the message says why."""
 
 
 class FrameOutcome:
@@ -109,18 +105,6 @@ class StreamCount:
 
 
 @dataclass
-class Summary:
-    """Counts by (dnn, camera), and damage of the input."""
-
-    streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
-    input_damage: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON content; equal for equal replays."""
-        return {"streams": [dict(vars(stream)) for stream in self.streams.values()], "input_damage": self.input_damage}
-
-
-@dataclass
 class Replay:
     """Replays recordings through one set of DNNs, frame by frame: while a frame is computed, the next one is decoded.
 
@@ -142,23 +126,20 @@ class Replay:
     stall_timeout_s: float = 600.0
 
     def run(
-        self,
-        bag: Messages,
-        writer: BagWriter,
-        *,
-        with_input: bool = False,
+        self, bag: Messages, writer: BagWriter, *, with_input: bool = False,
         on_frame: Callable[[FrameOutcome], object] = lambda outcome: None,
-    ) -> Summary:
+    ) -> dict[tuple[str, str], StreamCount]:  # fmt: skip
         """Replay `bag` into `writer`, which stays open.
 
         Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN.
         with_input: copy each camera message before its outputs. on_frame: called with every frame when it is written.
+        Returns the accounts by (dnn, camera); equal for equal replays.
         """
         for task in self.tasks:  # all topics, so that those without messages are listed too
             for camera, (name, kind) in product(task.cameras, self.kinds.items()):
                 for topic in kind.topics if name.split("/")[0] == task.name else ():
                     writer.add_topic(f"{self.node}/{camera}/{name}/{topic.name}", topic.msgtype)
-        summary = Summary()
+        counts: dict[tuple[str, str], StreamCount] = {}
         engine = Engine(
             self.tasks, on_result=_settle, on_drop=_settle, workers=self.workers, device=self.device,
             max_failures=self.max_failures,
@@ -171,19 +152,18 @@ class Replay:
                 following = None if message is None else self._decoded(message, cameras[message.topic])
                 if running is not None:
                     if not running.done.wait(self.stall_timeout_s):
-                        raise ReplayError(f"a DNN has been busy with one frame for {self.stall_timeout_s:g} s")
-                    self._write(running, writer, with_input, is_first=not summary.streams)
+                        raise CommandError(f"a DNN has been busy with one frame for {self.stall_timeout_s:g} s")
+                    self._write(running, writer, with_input, is_first=not counts)
                     for end in running.in_order():
-                        stream = StreamCount(end.dnn, running.frame.camera)
-                        summary.streams.setdefault((stream.dnn, stream.camera), stream).add(end)
+                        dnn, camera = end.dnn, running.frame.camera
+                        counts.setdefault((dnn, camera), StreamCount(dnn, camera)).add(end)
                     on_frame(running)
                 if following is not None:
                     self._start(following, engine)
                 running = following
         finally:
             engine.stop(timeout_s=5.0)
-        summary.input_damage = list(bag.damage)
-        return summary
+        return counts
 
     def _decoded(self, message: BagMessage, camera: str) -> FrameOutcome:
         outcome = FrameOutcome(camera, message, [task.name for task in self.tasks if camera in task.cameras])

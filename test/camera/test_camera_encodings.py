@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from std_msgs.msg import Header
 
-from multi_dnn_ros.camera.encodings import ENCODERS
-from multi_dnn_ros.camera.messages import COMPRESSED, image_message
+from multi_dnn_ros.camera.messages import COMPRESSED, ENCODERS, image_message
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 

@@ -83,13 +83,6 @@ def test_count_and_loop_select_the_images() -> None:
     assert played(time, FakeSource(time, count=0), loop=True)[1] == []  # ends, too
 
 
-def test_a_live_source_is_limited_to_the_requested_rate() -> None:
-    time = FakeClock()
-    assert len(played(time, FakeSource(time, count=30, cost_s=1 / 30, live=True))[0]) == 30
-    times, _, _ = played(time, FakeSource(time, count=30, cost_s=1 / 30, live=True), rate_hz=10.0)
-    np.testing.assert_allclose(np.diff(times), 0.1, atol=0.04)
-
-
 def test_a_request_to_stop_ends_the_wait() -> None:
     time = FakeClock()
     _, _, report = played(time, FakeSource(time), rate_hz=0.001, running=lambda: time.now < 100.35)

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-import yaml
 from tiny_exports import TinyMap, TinyOdd, TinyYolo, TinyYolox, export
 
 from multi_dnn_ros.cli.main import main
@@ -113,23 +112,6 @@ def test_wrong_arguments(
     assert main(["inspect", *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-def test_the_yolo_file_serves_an_export(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """config/yolo.yaml, in which only the file name is changed."""
-    file = export(TinyYolo(80), tmp_path / "yolov8n.onnx")
-    text = (ROOT / "config" / "yolo.yaml").read_text(encoding="utf-8")
-    params = tmp_path / "yolo.yaml"
-    params.write_text(text.replace("model: yolov8n.onnx", f"model: {json.dumps(str(file))}"), encoding="utf-8")
-    config = read_params_file(params).model_copy(update={"device": "cpu"})
-    assert check_settings(config).problems == ()
-    with caplog.at_level("INFO"):
-        pipeline = build(config)
-    assert "dnn.object.decoder is auto: outputs (1, 84, 126) are read as 'yolo'" in caplog.text
-    warm_up(pipeline.tasks, torch.device("cpu"), lambda text: None)
-    decoder = pipeline.tasks[0].decode
-    kept = yaml.safe_load(text)["/**"]["ros__parameters"]["dnn"]["object"]["keep"]
-    assert [decoder.labels[number] for number in decoder.kept] == kept
 
 
 class TinyUfldV2(torch.nn.Module):

@@ -63,7 +63,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["builtin:sofa", "--output", "x.safetensors"], 1, "MODEL is 'builtin:sofa'; allowed: builtin:"),
+        (["builtin:sofa", "--output", "x.safetensors"], 1, "model is 'builtin:sofa'; allowed: builtin:"),
         (
             ["builtin:lane", "--output", "x.pt2"],
             2,

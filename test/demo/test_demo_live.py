@@ -43,33 +43,6 @@ def _restored_domain(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def start(fork_server: ForkServer, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "demo", *arguments]
-    return fork_server.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, str, str]:
-    out, error = process.communicate(timeout=timeout_s)
-    return process.returncode, out, error
-
-
-def check_drive(folder: Path) -> None:
-    """Check that the files of a drive of one second are complete and consistent."""
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["node_ended_cleanly"]
-    assert summary["node_peak_memory_bytes"] > 100 << 20
-    lines = (folder / "node.log").read_text().splitlines()
-    assert sum("trained mostly on generated roads" in line for line in lines) == 1
-    assert list(summary["dnns"]) == ["lane", "object", "pedestrian"]
-    for figures in summary["dnns"].values():
-        assert figures["frames"] >= 2
-        assert figures["accounts"]["offered"] <= 10
-        assert figures["latency_ms"]["p50"] > 0
-    with BagReader(folder / "bag") as bag:
-        assert bag.topics["/front/image_raw/compressed"].count == 10
-        assert bag.topics["/multi_dnn/front/lane/points"].count >= 2
-
-
 def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output, parameters = tmp_path / "out" / "demo", tmp_path / "quick.yaml"
     parameters.write_text(QUICK)
@@ -80,7 +53,17 @@ def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     for word in ("lane F1", "mAP@0.5", "peak resident memory", "written to"):
         assert word in out
     assert {path.name for path in output.iterdir()} == FILES
-    check_drive(output)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["node_ended_cleanly"]
+    assert summary["node_peak_memory_bytes"] > 100 << 20
+    assert list(summary["dnns"]) == ["lane", "object", "pedestrian"]
+    for figures in summary["dnns"].values():
+        assert figures["frames"] >= 2
+        assert figures["accounts"]["offered"] <= 10
+        assert figures["latency_ms"]["p50"] > 0
+    with BagReader(output / "bag") as bag:
+        assert bag.topics["/front/image_raw/compressed"].count == 10
+        assert bag.topics["/multi_dnn/front/lane/points"].count >= 2
     check_output(output)  # another demo may replace it
 
 
@@ -102,17 +85,18 @@ def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capf
 def test_a_signal_also_ends_the_child_processes(
     tmp_path: Path, fork_server: ForkServer, number: signal.Signals
 ) -> None:
-    process = start(fork_server, "--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
+    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "demo", "--output", str(tmp_path / "demo")]
+    process = fork_server.popen([*command, *SHORT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: len(psutil.Process(process.pid).children()) == 2, "the node and the camera")
         children = psutil.Process(process.pid).children()
         process.send_signal(number)
-        code, _, error = finish(process, 60.0)
+        _, error = process.communicate(timeout=60.0)
     finally:
         process.kill()
     assert not psutil.wait_procs(children, timeout=30.0)[1]
     if number == signal.SIGKILL:
         return
-    assert code == 130
+    assert process.returncode == 130
     assert "interrupted" in error
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [".multi_dnn_demo", "camera.log", "node.log"]

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import cv2
-import numpy as np
 import pytest
 import two_heads
-from tiny_exports import SIZE, TinyYolo, export
+from tiny_exports import TinyYolo, export
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.training.scenes import SceneGenerator
 
@@ -99,23 +97,6 @@ def test_files_that_no_demo_wrote_are_not_deleted(
         assert main(["demo", *demo, "--output", str(out)]) == 2
         assert f"{out / name} exists and is not of a demo" in capsys.readouterr().err
     assert files(out) == before
-
-
-def test_a_folder_of_images_is_a_video_too(tmp_path: Path) -> None:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for number in range(3):
-        cv2.imwrite(str(folder / f"{number}.png"), np.full((SIZE[1], SIZE[0], 3), 40 * number, np.uint8))
-    out = tmp_path / "out"
-    assert run("--video", folder, "--model", "lane=builtin:lane", "--output", out) == 0
-    written = json.loads((out / "summary.json").read_text())
-    assert written["dnns"]["lane"]["published"] == 3
-    assert {"versions", "command"} <= written.keys()
-    assert cv2.VideoCapture(str(out / "overlay.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 3
-    assert cv2.imread(str(out / "overlay.png")).shape[:2] == (SIZE[1], SIZE[0])
-    with BagReader(out / "bag") as bag:
-        counts = {name: topic.count for name, topic in bag.topics.items()}
-    assert counts["/front/image_raw/compressed"] == counts["/multi_dnn/front/lane/points"] == 3
 
 
 def test_an_error_is_reported_in_one_line(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

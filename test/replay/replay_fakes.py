@@ -21,7 +21,7 @@ from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
 from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 SECOND = 1_000_000_000
 TOPIC = "/front/image_raw"
@@ -45,18 +45,8 @@ def find_lanes(carried: Tensors, size: tuple[int, int]) -> Lanes:
     return Lanes(np.full(size, round(mean_of(carried)), np.uint8), (lane,))
 
 
-def refuse_bright(carried: Tensors, size: tuple[int, int]) -> Detections:
-    if mean_of(carried) > 100:
-        raise OutputError("too bright")
-    return detect(carried, size)
-
-
 def task(
-    name: str,
-    decode: Callable[[Tensors, tuple[int, int]], Any] = detect,
-    cameras: tuple[str, ...] = ("front",),
-    delay_s: float = 0.0,
-    jobs: int = 2,
+    name: str, decode: Callable[[Tensors, tuple[int, int]], Any] = detect, delay_s: float = 0.0, jobs: int = 2
 ) -> DnnTask:
     """A DNN with `jobs` jobs that pass the picture on unchanged; each job takes `delay_s`."""
 
@@ -64,7 +54,7 @@ def task(
         time.sleep(delay_s)
         return carried
 
-    return DnnTask(name, cameras, lambda image: (image.to(torch.float32),), (stage,) * jobs, decode)
+    return DnnTask(name, ("front",), lambda image: (image.to(torch.float32),), (stage,) * jobs, decode)
 
 
 def picture(value: int, height: int = 4, width: int = 6) -> np.ndarray:
@@ -102,6 +92,6 @@ def parsed(message: BagMessage) -> Any:
     return deserialize_message(message.data, getattr(importlib.import_module(f"{package}.msg"), name))
 
 
-def make_replay(tasks: list[DnnTask], topics: dict[str, str] | None = None, **options: Any) -> Replay:
+def make_replay(tasks: list[DnnTask]) -> Replay:
     kinds = {task.name: RESULT_KINDS.get("lanes" if task.decode is find_lanes else "detections") for task in tasks}
-    return Replay(tasks, kinds, topics or {"front": TOPIC}, **options)
+    return Replay(tasks, kinds, {"front": TOPIC})
