@@ -1,4 +1,4 @@
-"""Pedestrians: articulated figures in a plane facing the camera, with a walking cycle, clothes, hair and bags."""
+"""Pedestrians: articulated figures in a plane facing the camera, with a walking cycle."""
 
 from __future__ import annotations
 
@@ -32,22 +32,13 @@ class Person:
     top: Colour
     legs: Colour
     hair: Colour
-    long_hair: bool
-    skirt: bool
-    coat: bool
-    bag: int
-    bag_colour: Colour
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Person:
         child = rng.random() < 0.12
         height = float(rng.uniform(1.15, 1.45) if child else rng.normal(1.72, 0.08))
         girth = float(rng.uniform(0.9, 1.25))
-        skin, top, legs, hair = (varied(rng, one_of(rng, each), 12, 5) for each in (_SKIN, _CLOTH, _LEGS, _HAIR))
-        long_hair, skirt, coat = (bool(rng.random() < share) for share in (0.35, 0.15, 0.2))
-        bag = int(rng.choice(4, p=[0.55, 0.2, 0.15, 0.1]))
-        bag_colour = varied(rng, one_of(rng, _CLOTH), 12, 5)
-        return cls(height, girth, skin, top, legs, hair, long_hair, skirt, coat, bag, bag_colour)
+        return cls(height, girth, *(varied(rng, one_of(rng, each), 12, 5) for each in (_SKIN, _CLOTH, _LEGS, _HAIR)))
 
     def figure(self, phase: float, stride: float, side_on: float) -> Mesh:
         """The figure at a point of its walking cycle.
@@ -60,46 +51,35 @@ class Person:
         shoulder, hip = wide * (0.235 - 0.085 * depth), wide * (0.135 - 0.05 * depth)
         m = MeshBuilder()
         bob = 0.015 * h * stride * abs(np.cos(phase))
-        y_hip, y_shoulder, y_neck = 0.5 * h + bob, 0.82 * h + bob, 0.86 * h + bob
+        y_hip, y_shoulder = 0.5 * h + bob, 0.82 * h + bob
         # Far arm, legs, body, near arm, head: painted from the far side to the near side.
         self._arm(m, -1, shoulder, y_shoulder, swing, side_on, toned(self.top, 0.78))
         for leg in (-1.0, 1.0):
             bend = stride * 0.5 * max(0.0, -np.sin(phase) * np.sign(leg * swing) + 0.2)
-            self._leg(m, leg * hip * 0.62, y_hip, leg * swing, bend, side_on, wide, 0.85 if leg < 0 else 1.0)
-        if self.bag == 1:  # a rucksack: behind when seen from the side, hidden or in the middle otherwise
-            m.blob(-side_on * 0.17 * wide, 0.7 * h + bob, 0.12 * wide + 0.03, 0.16 * h, self.bag_colour)
-        loose = self.skirt or self.coat
-        low, hem = (0.27 * h, hip * 1.35) if loose else (0.46 * h, hip * 1.0)
+            colour = toned(self.legs, 0.85 if leg < 0 else 1.0)
+            self._leg(m, leg * hip * 0.62, y_hip, leg * swing, bend, side_on, wide, colour)
         waist = y_hip + 0.05 * h
-        m.polygon([(-hem, low), (hem, low), (hip, waist), (-hip, waist)], self.top if self.coat else self.legs)
+        m.polygon([(-hip, 0.46 * h), (hip, 0.46 * h), (hip, waist), (-hip, waist)], self.legs)
         belt, armpit = y_hip - 0.02 * h, y_shoulder - 0.03 * h
         m.polygon([(-hip * 1.06, belt), (hip * 1.06, belt), (shoulder, armpit), (0.8 * shoulder, y_shoulder),
                    (-0.8 * shoulder, y_shoulder), (-shoulder, armpit)], self.top)  # fmt: skip
         self._arm(m, 1, shoulder, y_shoulder, -swing, side_on, toned(self.top, 0.92))
-        if self.bag == 2:  # a shopping bag in one hand
-            x = shoulder * 1.15 + side_on * swing * -0.3
-            m.polygon([(x - 0.11, 0.2 * h), (x + 0.11, 0.2 * h), (x + 0.09, 0.4 * h), (x - 0.09, 0.4 * h)],
-                      self.bag_colour)  # fmt: skip
-        m.panel(-0.045, y_shoulder - 0.02, 0.045, y_neck + 0.02, self.skin)
-        if self.long_hair:
-            m.blob(-0.02 * side_on, 0.905 * h + bob, 0.1, 0.105, self.hair)
+        m.panel(-0.045, y_shoulder - 0.02, 0.045, 0.86 * h + bob + 0.02, self.skin)
         m.blob(0.015 * side_on, 0.93 * h + bob, 0.082 * (1 - 0.08 * depth), 0.07 * h, self.skin)
         m.blob(-0.02 * side_on, 0.962 * h + bob, 0.086, 0.038 * h, self.hair)
         return m.build()
 
     def _leg(
-        self, m: MeshBuilder, x: float, y: float, swing: float, bend: float, side_on: float, wide: float, shade: float
+        self, m: MeshBuilder, x: float, y: float, swing: float, bend: float, side_on: float, wide: float, colour: Colour
     ) -> None:
         h = self.height
         knee = (x + 0.26 * h * np.sin(swing) * side_on, y - 0.25 * h * np.cos(swing))
         u = knee[0] + 0.25 * h * np.sin(swing - bend) * side_on
         v = max(0.03, knee[1] - 0.25 * h * np.cos(swing - bend))
-        colour = toned(self.skin if self.skirt else self.legs, shade)
         _limb(m, (x, y + 0.03 * h), knee, 0.085 * wide, 0.062 * wide, colour)
         _limb(m, knee, (u, v), 0.062 * wide, 0.045 * wide, colour)
-        left, right = min(0.13 * side_on, 0), max(0.13 * side_on, 0)  # the toe
-        m.polygon([(u - 0.055 + left, v - 0.03), (u + 0.055 + right, v - 0.03),
-                   (u + 0.045 + right * 0.7, v + 0.04), (u - 0.045 + left * 0.7, v + 0.04)], _SHOES)  # fmt: skip
+        toe = 0.13 * side_on
+        m.panel(u - 0.055 + min(toe, 0), v - 0.03, u + 0.055 + max(toe, 0), v + 0.04, _SHOES)
 
     def _arm(
         self, m: MeshBuilder, side: int, shoulder: float, y: float, swing: float, side_on: float, colour: Colour
