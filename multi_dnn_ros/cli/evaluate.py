@@ -147,7 +147,6 @@ def _scored(
     if target is not None:
         chain = Served(network.network, network.size, target)  # while the network is on the CPU
         served: dict[str, Any] = {"backend": target.backend, "precision": target.precision, "target": target.name()}
-        served["warnings"] = chain.warnings
         entries.append({**entries[0], "served": served, "scores": {}, "latency_ms": []})
         modules.append(chain)
     network.network.to(device)
