@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from multi_dnn_ros.training.rendering.camera import Points
@@ -22,50 +20,33 @@ _UNDER: Colour = (20, 20, 22)
 _HEAD: tuple[tuple[Colour, float], ...] = (((214, 218, 222), 0.0), ((255, 246, 214), 1.0))
 
 
-class _Body(NamedTuple):
-    """Proportions of a car, metres; belt, rear and screen are shares of its height and length."""
-
-    length: float
-    width: float
-    height: float
-    belt: float
-    floor: float
-    wheel: float
-    hood: float
-    rear: float
-    slope: float
-    screen: float
-
-
-_SALOON = _Body(4.6, 1.8, 1.45, 0.62, 0.27, 0.32, 0.22, 0.17, 0.62, 0.28)
-#: In the order of their probabilities in `car`.
+#: Proportions of saloon, hatchback, estate and SUV: length, width, height, heights of floor and wheels, depths of hood
+#: and rear window in metres; belt, rear and screen are shares of height and length.
 _BODIES = (
-    _SALOON,
-    _SALOON._replace(length=4.0, rear=0.03, slope=0.34, screen=0.25),  # hatchback
-    _SALOON._replace(rear=0.02, slope=0.2, screen=0.27),  # estate
-    _Body(4.6, 1.92, 1.74, 0.6, 0.34, 0.36, 0.16, 0.03, 0.22, 0.25),  # SUV
+    (4.6, 1.8, 1.45, 0.27, 0.32, 0.22, 0.62, 0.62, 0.17, 0.28),
+    (4.0, 1.8, 1.45, 0.27, 0.32, 0.22, 0.34, 0.62, 0.03, 0.25),
+    (4.6, 1.8, 1.45, 0.27, 0.32, 0.22, 0.2, 0.62, 0.02, 0.27),
+    (4.6, 1.92, 1.74, 0.34, 0.36, 0.16, 0.22, 0.6, 0.03, 0.25),
 )
 
 
 def car(rng: np.random.Generator, lamps_on: bool, braking: bool = False) -> Mesh:
     """A saloon, hatchback, estate or SUV, about 4 to 5 m long, facing +z, its middle above the origin."""
-    shape = _BODIES[int(rng.choice(4, p=[0.34, 0.26, 0.14, 0.26]))]
-    length = shape.length * rng.uniform(0.94, 1.06)
-    width = shape.width * rng.uniform(0.95, 1.05)
-    height = shape.height * rng.uniform(0.96, 1.05)
-    belt, floor = height * shape.belt, shape.floor
+    sizes = _BODIES[int(rng.choice(4, p=[0.34, 0.26, 0.14, 0.26]))]
+    length, width, height, floor, wheel, hood, slope, belt, rear, screen = sizes
+    length, width, height = (length, width, height) * rng.uniform((0.94, 0.95, 0.96), (1.06, 1.05, 1.05))
+    belt, rear, screen = belt * height, rear * length, screen * length
     paint = varied(rng, one_of(rng, _PAINTS), 14, 8, 245)
     half, back, front = width / 2, -length / 2, length / 2
     m = MeshBuilder()
     chassis = (half * 0.9, back + 0.15, front - 0.15)
     m.prism(chassis, chassis, 0.16, floor + 0.1, _UNDER)
     lower = m.prism((half, back, front), (half, back, front), floor, floor + 0.22, toned(paint, 0.82))
-    shoulder = (half * 0.95, back + 0.06, front - shape.hood)
+    shoulder = (half * 0.95, back + 0.06, front - hood)
     body = m.prism((half, back, front), shoulder, floor + 0.22, belt, paint, toned(paint, 1.08))
-    _wheels(m, half, (back + 0.18 * length, front - 0.18 * length), shape.wheel)
-    rear, screen = shape.rear * length, shape.screen * length
+    _wheels(m, half, (back + 0.18 * length, front - 0.18 * length), wheel)
     sill = (half * 0.93, back + rear, front - screen)
-    top = (half * 0.74, back + rear + shape.slope, front - screen - 0.75)
+    top = (half * 0.74, back + rear + slope, front - screen - 0.75)
     cabin = m.prism(sill, top, belt, height, toned(paint, 0.96), toned(paint, 1.1))
     glass = toned(_GLASS, rng.uniform(0.7, 1.35))
     m.patch(cabin["back"], 0.08, 0.12, 0.92, 0.88, glass)
