@@ -141,21 +141,19 @@ def _scored(
 ) -> list[dict[str, Any]]:
     """The rows of a network: in float32; with a target, also as the node serves it."""
     from multi_dnn_ros.training.data import evenly_spaced
-    from multi_dnn_ros.training.samples import SomeRows
     from multi_dnn_ros.training.scoring import Served, operating_points
 
     entries, modules = [_cost(network)], [network.network]
     if target is not None:
         chain = Served(network.network, network.size, target)  # while the network is on the CPU
         served: dict[str, Any] = {"backend": target.backend, "precision": target.precision, "target": target.name()}
-        served["warnings"] = chain.warnings
         entries.append({**entries[0], "served": served, "scores": {}, "latency_ms": []})
         modules.append(chain)
     network.network.to(device)
     try:
         for data in networks.read_data(args, network):
             test = data.part("test")
-            rows = SomeRows(test, evenly_spaced(args.limit or len(test), len(test)))
+            rows = test.only(evenly_spaced(args.limit or len(test), len(test)))
             for entry, module in zip(entries, modules, strict=True):
                 name = f"{label(entry)} on {data.name}"
                 entry["scores"][data.name] = _scores(args, network, data, rows, module, name)
@@ -254,7 +252,6 @@ def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
     from multi_dnn_ros.training.data import evenly_spaced
-    from multi_dnn_ros.training.samples import SomeRows
     from multi_dnn_ros.vision.results import OutputError
 
     name, config = networks.read_configured(args)
@@ -264,7 +261,7 @@ def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
     # Open all data first, so that a mistake in the last --data is reported before the others are scored.
     sets = [open_images(data, scored_labels(dnn), args.scenes) for data in args.data]
     for data, images in [(data, data.part("test")) for data in sets]:
-        part = SomeRows(images, evenly_spaced(args.limit or len(images), len(images)))
+        part = images.only(evenly_spaced(args.limit or len(images), len(images)))
         try:
             found = score_dnn(dnn, data, part, device)
         except OutputError as error:

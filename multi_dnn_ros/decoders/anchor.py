@@ -169,6 +169,5 @@ SPEC = DecoderSpec.of(
     AnchorDecoder,
     "raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS",
     takes_detector=True,
-    loss="multi_dnn_ros.training.losses:torchvision_loss",
     recognize=None,
 )

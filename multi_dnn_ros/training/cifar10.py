@@ -6,6 +6,7 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.training.data_kinds import DATA_KINDS, DatasetError
-from multi_dnn_ros.training.samples import Rows, Sample
+from multi_dnn_ros.training.samples import Item, Rows, Sample
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -24,24 +25,7 @@ _RECORD = 1 + 32 * 32 * 3
 _BATCHES = {**{f"data_batch_{k}.bin": "train" for k in range(1, 6)}, "test_batch.bin": "test"}
 
 
-class Cifar10Rows(Rows):
-    """Images (32, 32, 3) uint8 RGB with their labels, in memory."""
-
-    def __init__(self, images: list[tuple[npt.NDArray[np.uint8], int]], framing: Preprocess) -> None:
-        self.images, self.framing = images, framing
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def name(self, index: int) -> str:
-        return f"image {index}"
-
-    def sample(self, index: int) -> Sample:
-        image, label = self.images[index]
-        return Sample(image, label=label)
-
-
-def load(path: Path, framing: Preprocess) -> dict[str, Cifar10Rows]:
+def load(path: Path, framing: Preprocess) -> dict[str, Rows]:
     """The parts `train` and `test` of the data at `path`, shuffled, because archives may be sorted by class. Raises
     DatasetError that says what is expected.
     """
@@ -69,8 +53,16 @@ def load(path: Path, framing: Preprocess) -> dict[str, Cifar10Rows]:
         labels = {label for _, label in images_of_part}
         if len(labels) < 2 or max(labels) >= len(LABELS):
             raise DatasetError(f"{path}: part {part} has images of the classes {sorted(labels)}; {expected}")
-    shuffled = {part: np.random.default_rng(0).permutation(len(images)) for part, images in found.items()}
-    return {part: Cifar10Rows([found[part][k] for k in order], framing) for part, order in shuffled.items()}
+    rows = {}
+    for part, images_of_part in found.items():
+        order = np.random.default_rng(0).permutation(len(images_of_part))
+        samples = [Sample(images_of_part[k][0], label=images_of_part[k][1]) for k in order]
+        rows[part] = Rows([Item(f"image {k}", str(k), partial(_same, each)) for k, each in enumerate(samples)], framing)
+    return rows
+
+
+def _same(sample: Sample) -> Sample:
+    return sample
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:

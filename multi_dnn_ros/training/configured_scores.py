@@ -77,8 +77,8 @@ def score_dnn(dnn: Dnn, data: Data, rows: Rows, device: torch.device) -> dict[st
 
 def _results(dnn: Dnn, name: str, rows: Rows, device: torch.device) -> Iterator[tuple[Sample, Mapping[str, Any]]]:
     module = dnn.module.to(device)
-    for index in tqdm(range(len(rows)), f"{dnn.name} on {name}", unit="image"):
-        sample = rows.sample(index)
+    for item in tqdm(rows.items, f"{dnn.name} on {name}", unit="image"):
+        sample = item.load()
         height, width = sample.image.shape[:2]
         try:
             with torch.inference_mode():
@@ -86,7 +86,7 @@ def _results(dnn: Dnn, name: str, rows: Rows, device: torch.device) -> Iterator[
             tensors = [part.float().cpu() for part in outputs if isinstance(part, torch.Tensor)]
             found = results_by_name(dnn.name, dnn.results(tensors, (height, width)))
         except (OutputError, RuntimeError, ValueError) as error:  # such as an image that `crop` does not fit
-            raise OutputError(f"{rows.name(index)} ({width} x {height}): {summarize_error(error)}") from None
+            raise OutputError(f"{item.name} ({width} x {height}): {summarize_error(error)}") from None
         yield sample, found
 
 

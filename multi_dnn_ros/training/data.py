@@ -11,8 +11,8 @@ from typing import Literal, get_args
 from multi_dnn_ros.training import cifar10
 from multi_dnn_ros.training.data_kinds import DATA_KINDS, DatasetError, kind_and_path
 from multi_dnn_ros.training.image_folders import class_names, class_rows, coco_rows, lane_rows, yolo_names, yolo_rows
-from multi_dnn_ros.training.road import RoadRows
-from multi_dnn_ros.training.samples import Rows, SomeRows
+from multi_dnn_ros.training.road import road_rows
+from multi_dnn_ros.training.samples import Rows
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -63,8 +63,8 @@ class Data:
             return rows
         if len(rows) < 2:
             raise DatasetError(f"data '{self.name}': {len(rows)} images; at least two are needed, one for validation")
-        train, choice = split([rows.recording(index) for index in range(len(rows))])
-        return SomeRows(rows, train if part == "train" else choice)
+        train, choice = split([item.recording for item in rows.items])
+        return rows.only(train if part == "train" else choice)
 
 
 def open_data(name: str, wanted: DataRequest) -> Data:
@@ -162,7 +162,7 @@ def _road(name: str, folder: Path, wanted: DataRequest) -> Data:
     @cache
     def read(part: str) -> Rows:
         count = wanted.scenes if part == "train" else max(8, wanted.scenes // 12)
-        return RoadRows(folder, count, SEEDS[part], wanted.framing, labels, truth, wide=part == "train")
+        return road_rows(folder, count, SEEDS[part], wanted.framing, labels, truth, wide=part == "train")
 
     return Data(name, wanted.task or "boxes", labels, read, {part: part for part in PARTS})
 

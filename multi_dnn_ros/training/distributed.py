@@ -83,20 +83,15 @@ def replicated(network: nn.Module) -> nn.Module:
     )
 
 
-def synchronize_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
+def synchronize_batch_norm(network: nn.Module) -> None:
     """Let PyTorch's batch normalization layers on GPUs normalize over the whole batch of all processes, in place.
 
     On CPUs, for which PyTorch has no such layer, each process normalizes over its own share. Names and weights stay.
-    Returns the layers and their former classes.
     """
     plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    layers = [(layer, type(layer)) for layer in network.modules() if world() > 1 and type(layer) in plain]
-    replaced = [
-        (layer, kind) for layer, kind in layers if all(tensor.is_cuda for tensor in layer.state_dict().values())
-    ]
-    for layer, _ in replaced:
-        layer.__class__, layer.process_group = nn.SyncBatchNorm, None  # type: ignore[assignment]
-    return replaced
+    for layer in [layer for layer in network.modules() if world() > 1 and type(layer) in plain]:
+        if all(tensor.is_cuda for tensor in layer.state_dict().values()):
+            layer.__class__, layer.process_group = nn.SyncBatchNorm, None  # type: ignore[assignment]
 
 
 def total(value: Tensor) -> Tensor:

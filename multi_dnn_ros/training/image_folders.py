@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import yaml
 
 from multi_dnn_ros.training.data_kinds import DatasetError
-from multi_dnn_ros.training.json_files import read_json_object
-from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, Rows, Sample, read_image
+from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, Item, Rows, Sample, read_image
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 log = logging.getLogger(__name__)
 
-#: Maximum size of an annotation file; COCO's largest is half as large.
-_MAX_JSON_BYTES = 1 << 30
 #: Largest relative difference between the aspect ratios of an image and its mask, which may be smaller and rounded.
 _MAX_ASPECT_DIFFERENCE = 0.05
 #: Longest list of names in a message.
@@ -32,48 +29,24 @@ _SHOWN = 8
 _Box = tuple[list[float], int]  # x1, y1, x2, y2 and the class number
 
 
-@dataclass(frozen=True)
-class FileRows(Rows):
-    """Image files. files: each file, and what its truth is made from. make: (file, image, that) -> row. frames: whether
-    files NAME_<frame>.jpg are frames of a recording NAME.
-    """
-
-    files: Sequence[tuple[Path, Any]]
-    framing: Preprocess
-    make: Callable[[Path, npt.NDArray[np.uint8], Any], Sample]
-    frames: bool = True
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def name(self, index: int) -> str:
-        return str(self.files[index][0])
-
-    def recording(self, index: int) -> str:
-        path = self.files[index][0]
-        return str(path.with_name(re.sub(r"[_-]\d+$", "", path.stem))) if self.frames else str(path)
-
-    def sample(self, index: int) -> Sample:
-        path, known = self.files[index]
-        return self.make(path, read_image(path), known)
-
-
 def class_rows(folder: Path, framing: Preprocess, labels: Sequence[str]) -> Rows:
-    """DIR/<class>/*.jpg (torchvision's ImageFolder layout), images by class and name. labels: the classes. Raises
-    DatasetError.
-    """
+    """DIR/<class>/*.jpg (torchvision's ImageFolder layout), images by class and name. labels: the classes."""
     unknown = set(class_names(folder)) - set(labels)
     if unknown:
         raise DatasetError(f"{folder}: folder {min(unknown)} is not a class of the training part")
-    present = [(folder / name, number) for number, name in enumerate(labels) if (folder / name).is_dir()]
-    files = [(path, number) for place, number in present for path in image_files(place)]
-    if not files:
+    items = [
+        Item(str(path), str(path), partial(_with_label, path, number))
+        for number, name in enumerate(labels)
+        if (folder / name).is_dir()
+        for path in image_files(folder / name)
+    ]
+    if not items:
         raise DatasetError(f"{folder}: no images; expected <class>/<image> ({', '.join(IMAGE_SUFFIXES)}) in it")
-    return FileRows(files, framing, _with_label, frames=False)
+    return Rows(items, framing)
 
 
-def _with_label(path: Path, image: npt.NDArray[np.uint8], label: int) -> Sample:
-    return Sample(image, label=label)
+def _with_label(path: Path, label: int) -> Sample:
+    return Sample(read_image(path), label=label)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -88,8 +61,8 @@ def coco_rows(images: Path, annotations: Path, framing: Preprocess, labels: Sequ
     name. Empty boxes and boxes outside their image are left out. Raises DatasetError, which names the file and what is
     expected; also for an image whose size differs from that in its annotations.
     """
-    content = read_json_object(annotations, "COCO's annotations", DatasetError, _MAX_JSON_BYTES)
     try:
+        content = json.loads(annotations.read_text(encoding="utf-8"))
         names = {int(row["id"]): str(row["name"]) for row in content["categories"]}
         sizes = {int(row["id"]): (int(row["width"]), int(row["height"])) for row in content["images"]}
         paths = {int(row["id"]): images / str(row["file_name"]) for row in content["images"]}
@@ -103,7 +76,7 @@ def coco_rows(images: Path, annotations: Path, framing: Preprocess, labels: Sequ
                 raise KeyError(f"annotation {row.get('id')}: image or category")
             if category in known and _is_box(box, *sizes[image]):
                 boxes[image].append((box, CROWD - known[category] if row.get("iscrowd") else known[category]))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # OverflowError: int(inf)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, OSError) as error:
         raise DatasetError(
             f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
             "(id, file_name, width, height), categories (id, name), annotations (image_id, category_id, bbox)"
@@ -113,14 +86,19 @@ def coco_rows(images: Path, annotations: Path, framing: Preprocess, labels: Sequ
     missing = [path for path in paths.values() if not path.is_file()]
     if missing or not paths:
         raise DatasetError(f"{[*missing, images][0]}: no such image ({len(missing)} of {len(paths)} are missing)")
-    return _box_rows([(paths[key], (boxes[key], sizes[key])) for key in sorted(paths)], framing)
+    return _box_rows([(paths[key], boxes[key], sizes[key]) for key in sorted(paths)], framing)
 
 
-def _box_rows(files: Sequence[tuple[Path, Any]], framing: Preprocess) -> Rows:
-    crowded = [path for path, (boxes, _) in files if len(boxes) > MAX_BOXES]
+def _box_rows(files: Sequence[tuple[Path, list[_Box], tuple[int, int]]], framing: Preprocess) -> Rows:
+    crowded = [path for path, boxes, _ in files if len(boxes) > MAX_BOXES]
     if crowded:
         log.warning("only the first %d boxes of an image are used; more are in %s", MAX_BOXES, _few(crowded))
-    return FileRows(files, framing, _with_boxes)
+    return Rows([Item(str(file[0]), _recording(file[0]), partial(_with_boxes, *file)) for file in files], framing)
+
+
+def _recording(path: Path) -> str:
+    """NAME of a file NAME_<frame>.jpg."""
+    return str(path.with_name(re.sub(r"[_-]\d+$", "", path.stem)))
 
 
 def _is_box(box: Sequence[float], width: float, height: float) -> bool:
@@ -129,9 +107,9 @@ def _is_box(box: Sequence[float], width: float, height: float) -> bool:
     return bool(np.isfinite(box).all()) and max(x1, 0) < min(x2, width) and max(y1, 0) < min(y2, height)
 
 
-def _with_boxes(path: Path, image: npt.NDArray[np.uint8], known: tuple[list[_Box], tuple[int, int]]) -> Sample:
-    """The boxes refer to an image of the given size; (1, 1): they are shares of the image's size."""
-    found, expected = known
+def _with_boxes(path: Path, found: list[_Box], expected: tuple[int, int]) -> Sample:
+    """The boxes refer to an image of the expected size; (1, 1): they are shares of the image's size."""
+    image = read_image(path)
     size = (image.shape[1], image.shape[0])
     if expected not in ((1, 1), size):
         raise DatasetError(f"{path}: is {size[0]}x{size[1]}, its annotations are for {expected[0]}x{expected[1]}")
@@ -162,7 +140,7 @@ def yolo_rows(images: Path, truth: Path, names: Sequence[str], framing: Preproce
     numbers = {number: labels.index(name) for number, name in enumerate(names) if name in labels}
     if not numbers:
         raise DatasetError(f"{truth}: classes {_few(names)}; the network's classes: {_few(labels)}")
-    files: list[tuple[Path, Any]] = []
+    files: list[tuple[Path, list[_Box], tuple[int, int]]] = []
     for path in image_files(images):
         file, boxes = truth / f"{path.stem}.txt", []
         for line, text in enumerate(file.read_text(errors="replace").splitlines() if file.is_file() else (), 1):
@@ -178,7 +156,7 @@ def yolo_rows(images: Path, truth: Path, names: Sequence[str], framing: Preproce
             box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
             if number in numbers and _is_box(box, 1, 1):
                 boxes.append((box, numbers[int(number)]))
-        files.append((path, (boxes, (1, 1))))
+        files.append((path, boxes, (1, 1)))
     if not files:
         raise DatasetError(f"{images}: no images ({', '.join(IMAGE_SUFFIXES)})")
     return _box_rows(files, framing)
@@ -192,16 +170,21 @@ def lane_rows(folder: Path, framing: Preprocess) -> Rows:
         if not part.is_dir():
             raise DatasetError(f"{part}: no such folder; expected images/NAME.jpg and masks/NAME.png in {folder}")
     photos, masks = image_files(folder / "images"), {path.stem: path for path in image_files(folder / "masks")}
-    files = [(path, masks[path.stem]) for path in photos if path.stem in masks]
-    if not files:
+    items = [
+        Item(str(path), _recording(path), partial(_with_mask, path, masks[path.stem]))
+        for path in photos
+        if path.stem in masks
+    ]
+    if not items:
         raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
-    if len(files) < len(photos):
+    if len(items) < len(photos):
         without = _few(path.name for path in photos if path.stem not in masks)
         log.warning("%s: images without a mask are left out: %s", folder, without)
-    return FileRows(files, framing, _with_mask)
+    return Rows(items, framing)
 
 
-def _with_mask(path: Path, image: npt.NDArray[np.uint8], mask_path: Path) -> Sample:
+def _with_mask(path: Path, mask_path: Path) -> Sample:
+    image = read_image(path)
     # Without the second flag OpenCV keeps only the high byte of 16-bit values: small lane numbers would become 0.
     mask = read_image(mask_path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH)
     ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])

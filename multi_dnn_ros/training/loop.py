@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
@@ -27,9 +26,6 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.losses import Loss, autocast
 from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.vision.results import OutputError
-
-#: Number of batches from which the batch normalization statistics of averaged weights are computed.
-_STATISTICS_BATCHES = 32
 
 
 class EpochBatches(Protocol):
@@ -112,38 +108,32 @@ def train(
         "initial weights": weights_digest(network.state_dict()),
         "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
     }
-    synchronized = distributed.synchronize_batch_norm(network)
-    try:
-        training = _Training(network, batches, loss, schedule)
-        outcome, first, best = Outcome(), 0, copy.deepcopy(training.kept.state_dict())
-        if checkpoint is not None and distributed.from_first(checkpoint.exists()):
-            state = checkpoints.load(checkpoint, network, run)
-            training.resume(state)
-            outcome, first, best = Outcome(**state["outcome"]), int(state["next_epoch"]), state["best_weights"]
-            _say(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
-        else:
-            outcome.best = _scores(score, training.kept, "before training")
-        for epoch in range(first, schedule.epochs):
-            started = time.monotonic()
-            mean = training.run_epoch(epoch)
-            speed = len(batches) * batches.batch_size / (time.monotonic() - started)
-            if not math.isfinite(mean):
-                raise TrainingError(
-                    f"epoch {epoch + 1}: the loss is {mean}; lower lr ({schedule.lr}) or check the data"
-                )
-            scores = _scores(score, training.kept, f"epoch {epoch + 1}, lr {schedule.lr}")
-            outcome.history.append({"epoch": float(epoch), "loss": mean, **scores})
-            # A score equal to that of the initial weights counts as better.
-            if scores[main] > outcome.best[main] or (scores[main] == outcome.best[main] and outcome.epoch < 0):
-                outcome.best, outcome.epoch, best = scores, epoch, copy.deepcopy(training.kept.state_dict())
-            row = {"epoch": epoch + 1, "loss": mean, **scores, "images/s": speed, "seconds": time.monotonic() - started}
-            _say(" ".join(f"{name}={value:.4g}" for name, value in row.items()))
-            if checkpoint is not None and distributed.rank() == 0:
-                progress = {"best_weights": best, "outcome": asdict(outcome), "next_epoch": epoch + 1}
-                checkpoints.save(checkpoint, training.state() | progress, run)
-    finally:
-        for layer, kind in synchronized:
-            layer.__class__ = kind
+    distributed.synchronize_batch_norm(network)
+    training = _Training(network, batches, loss, schedule)
+    outcome, first, best = Outcome(), 0, copy.deepcopy(training.kept.state_dict())
+    if checkpoint is not None and distributed.from_first(checkpoint.exists()):
+        state = checkpoints.load(checkpoint, network, run)
+        training.resume(state)
+        outcome, first, best = Outcome(**state["outcome"]), int(state["next_epoch"]), state["best_weights"]
+        _say(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
+    else:
+        outcome.best = _scores(score, training.kept, "before training")
+    for epoch in range(first, schedule.epochs):
+        started = time.monotonic()
+        mean = training.run_epoch(epoch)
+        speed = len(batches) * batches.batch_size / (time.monotonic() - started)
+        if not math.isfinite(mean):
+            raise TrainingError(f"epoch {epoch + 1}: the loss is {mean}; lower lr ({schedule.lr}) or check the data")
+        scores = _scores(score, training.kept, f"epoch {epoch + 1}, lr {schedule.lr}")
+        outcome.history.append({"epoch": float(epoch), "loss": mean, **scores})
+        # A score equal to that of the initial weights counts as better.
+        if scores[main] > outcome.best[main] or (scores[main] == outcome.best[main] and outcome.epoch < 0):
+            outcome.best, outcome.epoch, best = scores, epoch, copy.deepcopy(training.kept.state_dict())
+        row = {"epoch": epoch + 1, "loss": mean, **scores, "images/s": speed, "seconds": time.monotonic() - started}
+        _say(" ".join(f"{name}={value:.4g}" for name, value in row.items()))
+        if checkpoint is not None and distributed.rank() == 0:
+            progress = {"best_weights": best, "outcome": asdict(outcome), "next_epoch": epoch + 1}
+            checkpoints.save(checkpoint, training.state() | progress, run)
     network.load_state_dict(best)
     set_training(network, False)
     return outcome
@@ -155,8 +145,8 @@ class _Training:
     def __init__(self, network: nn.Module, batches: EpochBatches, loss: Loss, schedule: Schedule) -> None:
         self.network, self.batches, self.loss, self.schedule = network, batches, loss, schedule
         self.device = next(network.parameters()).device
-        # Buffers are copied, see _fit_statistics.
-        self._averaged = AveragedModel(network, multi_avg_fn=self._average) if schedule.ema else None
+        averaged = schedule.ema > 0.0
+        self._averaged = AveragedModel(network, multi_avg_fn=self._average, use_buffers=True) if averaged else None
         self.kept = network if self._averaged is None else self._averaged.module
         self._decay = 0.0
         self.optimizer = make_optimizer(network, schedule)
@@ -210,21 +200,14 @@ class _Training:
                 self._decay = min(schedule.ema, (1 + step) / (10 + step))
                 self._averaged.update_parameters(self.network)
             total += value.detach()
-        if self._averaged is not None:
-            self._fit_statistics(epoch)
         return float(distributed.mean(total)) / max(steps, 1)  # waits for the GPU
 
     def _average(self, kept: Any, new: Any, _count: Any) -> None:
-        torch._foreach_lerp_(kept, new, 1.0 - self._decay)
-
-    def _fit_statistics(self, epoch: int) -> None:
-        """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
-
-        The statistics of the trained network do not fit, because weights that change fast differ from their average.
-        """
-        images = (batch["image"] for batch in self.batches.epoch(epoch))
-        with autocast(self.device, self.schedule.precision):
-            update_bn(itertools.islice(images, _STATISTICS_BATCHES), self.kept)
+        """Of weights and of the statistics of batch normalization, which go together; counters are copied."""
+        if kept[0].is_floating_point():
+            torch._foreach_lerp_(kept, new, 1.0 - self._decay)
+        else:
+            torch._foreach_copy_(kept, new)
 
 
 def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
-from torchvision.models.detection.fcos import FCOS
-from torchvision.models.detection.ssd import SSD
 from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
 from multi_dnn_ros.models.dnn import Dnn, Source
@@ -161,56 +158,10 @@ class DetectionLoss:
         return torch.where(taken, owner, -1), quality, free & ~taken
 
 
-class TorchvisionLoss:
-    """torchvision's loss of its one-stage detectors, applied to the outputs of DetectorCore.
-
-    detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorHead.
-    batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are skipped. In several processes SSD and FCOS
-    divide by the number of boxes in each process's own part of a batch.
-    """
-
-    def __init__(self, detector: Any, anchors: Tensor, level_sizes: Sequence[int]) -> None:
-        self.detector = detector
-        self.anchors = anchors
-        self.level_sizes = list(level_sizes)
-
-    def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        self.anchors = self.anchors.to(batch["boxes"].device)
-        heads = {name: value.float() for name, value in outputs.items()}
-        targets = []
-        for boxes, classes in zip(batch["boxes"], batch["classes"], strict=True):
-            # The regression target is a logarithm, undefined for an empty box.
-            counted = (classes >= 0) & (boxes[:, 2:] > boxes[:, :2]).all(1)
-            targets.append({"boxes": boxes[counted], "labels": classes[counted]})
-        anchors = [self.anchors] * len(targets)
-        if isinstance(self.detector, SSD):
-            losses = self.detector.compute_loss(targets, heads, anchors, [self._matched(row) for row in targets])
-        elif isinstance(self.detector, FCOS):
-            losses = self.detector.compute_loss(targets, heads, anchors, self.level_sizes)
-        else:
-            losses = self.detector.compute_loss(targets, heads, anchors)
-        total: Tensor = torch.stack(list(losses.values())).sum()
-        return total
-
-    def _matched(self, target: dict[str, Tensor]) -> Tensor:
-        if not len(target["boxes"]):
-            return torch.full((len(self.anchors),), -1, dtype=torch.int64, device=self.anchors.device)
-        matched: Tensor = self.detector.proposal_matcher(box_iou(target["boxes"], self.anchors))
-        return matched
-
-
 def lane_loss(dnn: Dnn, source: Source) -> Loss:
     """The loss for decoder `lane`, with the classes that it treats as lanes."""
     decoder: Any = dnn.decoder
     return LaneLoss(lane_classes=decoder.chosen_classes)
-
-
-def torchvision_loss(dnn: Dnn, source: Source) -> Loss:
-    """The loss for decoder `torchvision`: the detector's own."""
-    decoder: Any = dnn.decoder
-    detector: Any = copy.deepcopy(source.detector)
-    detector.backbone = nn.Identity()
-    return TorchvisionLoss(detector, torch.from_numpy(decoder.head.anchors), decoder.head.level_sizes)
 
 
 def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:

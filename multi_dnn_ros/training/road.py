@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import cv2
 import filelock
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.training.data_kinds import DatasetError
-from multi_dnn_ros.training.samples import IGNORED, NO_BOX, Batch, Rows, Sample, fit
+from multi_dnn_ros.training.samples import IGNORED, NO_BOX, Batch, Item, Rows, Sample
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -28,90 +30,75 @@ _WIDE = 0.3
 _FEW = 100
 
 
-class RoadRows(Rows):
-    """Scenes 0 .. count - 1 of a seed. `sample` draws one; an index takes it from a file, into which all are rendered
-    first.
+def road_rows(
+    folder: Path, count: int, seed: int, framing: Preprocess, labels: Sequence[str], truth: Sequence[str], *, wide: bool
+) -> Rows:
+    """Scenes 0 .. count - 1 of a seed, all of which are rendered into a file when the first one is needed as a row.
 
     labels: the network's classes, by whose numbers boxes are given; boxes of other classes are left out. truth: which
-    truth rows have: "boxes", "lanes" or both. wide: whether some scenes are 640x360.
+    truth they have: "boxes", "lanes" or both. wide: whether some scenes are 640x360.
     """
+    look = (framing.width, framing.height, framing.fit, framing.antialias, framing.centered, framing.pad)
+    key = json.dumps([count, seed, wide, look, labels, truth])
+    loads = [
+        partial(_sample, 360 if wide and k * 2654435761 % 2**32 < _WIDE * 2**32 else 480, seed, k, labels, truth)
+        for k in range(count)
+    ]
+    plain = Rows([Item(f"scene {k}", str(k), load) for k, load in enumerate(loads)], framing)
+    rendered = _Rendered(folder / f"scenes_{seed}_{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt", plain)
+    return Rows([item._replace(row=partial(rendered.row, k)) for k, item in enumerate(plain.items)], framing)
 
-    def __init__(
-        self, folder: Path, count: int, seed: int, framing: Preprocess, labels: Sequence[str], truth: Sequence[str],
-        *, wide: bool = False,
-    ) -> None:  # fmt: skip
-        self._count, self._seed, self._wide, self.framing, self._truth = count, seed, wide, framing, tuple(truth)
-        self._numbers = np.array([labels.index(name) if name in labels else NO_BOX for name in LABELS])
-        look = (framing.width, framing.height, framing.fit, framing.antialias, framing.centered, framing.pad)
-        key = json.dumps([count, seed, wide, look, labels, self._truth])
-        self._file = folder / f"scenes_{seed}_{hashlib.sha256(key.encode()).hexdigest()[:12]}.npy"
 
-    def __len__(self) -> int:
-        return self._count
+def _sample(height: int, seed: int, index: int, labels: Sequence[str], truth: Sequence[str]) -> Sample:
+    scene = SceneGenerator(640, height, seed).scene(index)
+    mask = scene.lane_mask if "lanes" in truth else None
+    if "boxes" not in truth:
+        return Sample(scene.image, mask=mask)
+    numbers = np.array([labels.index(name) if name in labels else NO_BOX for name in LABELS])
+    boxes = np.concatenate([scene.boxes, scene.ignored])
+    classes = np.concatenate([numbers[scene.class_ids], np.full(len(scene.ignored), IGNORED)])
+    shown = classes != NO_BOX
+    return Sample(scene.image, boxes=boxes[shown], classes=classes[shown], mask=mask)
 
-    def name(self, index: int) -> str:
-        return f"scene {index}"
 
-    def sample(self, index: int) -> Sample:
-        height = 360 if self._wide and (index * 2654435761 % 2**32) < _WIDE * 2**32 else 480
-        scene = SceneGenerator(640, height, self._seed).scene(index)
-        if "boxes" not in self._truth:
-            return Sample(scene.image, mask=scene.lane_mask)
-        boxes = np.concatenate([scene.boxes, scene.ignored])
-        classes = np.concatenate([self._numbers[scene.class_ids], np.full(len(scene.ignored), IGNORED)])
-        shown = classes != NO_BOX
-        mask = scene.lane_mask if "lanes" in self._truth else None
-        return Sample(scene.image, boxes=boxes[shown], classes=classes[shown], mask=mask)
+@dataclass
+class _Rendered:
+    """The rows of scenes, kept in a file."""
 
-    def __getitem__(self, index: int) -> Batch:
-        return {name: torch.from_numpy(self._stored[index][name].copy()) for name in self._stored.dtype.names or ()}
+    file: Path
+    rows: Rows
+
+    def row(self, index: int) -> Batch:
+        return {name: values[index].clone() for name, values in self._stored.items()}
 
     @cached_property
-    def _stored(self) -> np.ndarray:
-        """The rendered scenes, memory-mapped, as a structured array. While one process renders, others wait.
-
-        Raises OSError that names the file if the disk is full.
-        """
-        with filelock.FileLock(self._file.with_name(f".{self._file.name}.lock")):
-            if not self._file.is_file():
-                with atomic_write(self._file) as part:
-                    self._render(part)
+    def _stored(self) -> Batch:
+        """All rows by name, memory-mapped. While one process renders, others wait. Raises DatasetError."""
+        with filelock.FileLock(self.file.with_name(f".{self.file.name}.lock")):
+            if not self.file.is_file():
+                self._render()
         try:
-            stored: np.ndarray = np.load(self._file, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:  # EOFError: an empty file
-            raise DatasetError(f"{self._file}: damaged ({error}); remove it, so that it is rendered again") from None
+            stored: Batch = torch.load(self.file, mmap=True, weights_only=True)
+        except Exception as error:  # torch.load raises arbitrary errors for damaged bytes
+            damaged = f"{self.file}: damaged ({summarize_error(error)}); remove it, so that it is rendered again"
+            raise DatasetError(damaged) from None
         return stored
 
-    def _render(self, file: Path) -> None:
-        workers = cpu_count() if self._count >= _FEW else 0
+    def _render(self) -> None:
+        workers = cpu_count() if len(self.rows) >= _FEW else 0
         loader = DataLoader(
-            _Rendered(self), batch_size=None, num_workers=workers, worker_init_fn=_use_one_thread,
+            self.rows, batch_size=None, num_workers=workers, worker_init_fn=_use_one_thread,
             multiprocessing_context="spawn" if workers else None,
         )  # fmt: skip
-        bar = tqdm(loader, "render the road", self._count, unit="scene", mininterval=1.0)
-        with file.open("wb") as out:
-            for kind, record in bar:  # written one by one: all together may be larger than the memory
-                if out.tell() == 0:
-                    header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False}
-                    np.lib.format.write_array_header_2_0(out, {**header, "shape": (self._count,)})
-                out.write(record)
-
-
-class _Rendered(Dataset[tuple[np.dtype, bytes]]):
-    """Rows as records of a structured array: type and content."""
-
-    def __init__(self, rows: RoadRows) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[np.dtype, bytes]:
-        row = fit(self.rows.sample(index), self.rows.framing)
-        record = np.empty((), np.dtype([(name, part.numpy().dtype, part.shape) for name, part in row.items()]))
-        for name, part in row.items():
-            record[name] = part.numpy()
-        return record.dtype, record.tobytes()
+        stored: Batch = {}
+        for k, row in enumerate(tqdm(loader, "render the road", len(self.rows), unit="scene", mininterval=1.0)):
+            for name, value in row.items():
+                stored.setdefault(name, value.new_empty(len(self.rows), *value.shape))[k] = value
+        try:
+            with atomic_write(self.file) as part, part.open("wb") as out:
+                torch.save(stored, out)
+        except (OSError, RuntimeError) as error:  # PyTorch's writer raises a RuntimeError on top of the system's error
+            raise DatasetError(f"{self.file}: cannot be written ({summarize_error(error)})") from None
 
 
 def _use_one_thread(worker: int) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -42,54 +41,37 @@ class Sample:
     mask: npt.NDArray[np.uint8] | None = None
 
 
+class Item(NamedTuple):
+    """One image. name: in messages. recording: that of which it is a frame; frames of one recording are nearly equal.
+    load: reads it as it is stored; raises DatasetError, which names the file, if it cannot be used. row: returns it
+    fitted to an input, if that is stored, too.
+    """
+
+    name: str
+    recording: str
+    load: Callable[[], Sample]
+    row: Callable[[], Batch] | None = None
+
+
 class Rows(Dataset[Batch]):
     """One part of a data set. framing: how an image is fitted to a network's input, without mean and std."""
 
-    framing: Preprocess
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """The name of row `index` in messages."""
-
-    @abstractmethod
-    def sample(self, index: int) -> Sample:
-        """Row `index` as it is stored. Raises DatasetError, which names the file, if it cannot be used."""
-
-    def recording(self, index: int) -> str:
-        """The recording of which row `index` is a frame; rows of one recording are nearly equal."""
-        return self.name(index)
-
-    def __getitem__(self, index: int) -> Batch:
-        """Row `index` fitted to the input: image (3, h, w) uint8; label () int64, or boxes (MAX_BOXES, 4) float32 in
-        pixels of the input and classes (MAX_BOXES,) int64, or mask (1, h, w) uint8, 0..255 = share that is lane.
-        Raises DatasetError as `sample` does.
-        """
-        return fit(self.sample(index), self.framing)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self[index] for index in range(len(self)))
-
-
-class SomeRows(Rows):
-    """A subset of other rows."""
-
-    def __init__(self, rows: Rows, indices: Sequence[int]) -> None:
-        self.rows, self.indices, self.framing = rows, indices, rows.framing
+    def __init__(self, items: Sequence[Item], framing: Preprocess) -> None:
+        self.items, self.framing = items, framing
 
     def __len__(self) -> int:
-        return len(self.indices)
-
-    def name(self, index: int) -> str:
-        return self.rows.name(self.indices[index])
-
-    def sample(self, index: int) -> Sample:
-        return self.rows.sample(self.indices[index])
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Batch:
-        return self.rows[self.indices[index]]
+        """Image `index` fitted to the input: image (3, h, w) uint8; label () int64, or boxes (MAX_BOXES, 4) float32 in
+        pixels of the input and classes (MAX_BOXES,) int64, or mask (1, h, w) uint8, 0..255 = share that is lane.
+        """
+        item = self.items[index]
+        return item.row() if item.row is not None else fit(item.load(), self.framing)
+
+    def only(self, indices: Iterable[int]) -> Rows:
+        """A subset."""
+        return Rows([self.items[index] for index in indices], self.framing)
 
 
 def fit(sample: Sample, framing: Preprocess) -> Batch:

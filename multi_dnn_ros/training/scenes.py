@@ -2,26 +2,25 @@
 
 A scene is drawn randomly from a seed: a road with two to four lanes and curved, dashed, solid and double lines, cars
 and trucks, people on the pavement and on the road, houses and trees, day, dusk or night, clear sky, clouds, rain, fog
-or snow, and a camera with its defects. The same seed and index give the same pixels for the same versions of numpy and
+or haze, and a camera with its defects. The same seed and index give the same pixels for the same versions of numpy and
 OpenCV.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.training.rendering import traffic, weather
+from multi_dnn_ros.training.rendering import traffic
 from multi_dnn_ros.training.rendering.camera import Camera, Points, RoadPath
-from multi_dnn_ros.training.rendering.canvas import SCENERY, Canvas, Silhouette
-from multi_dnn_ros.training.rendering.light import VISIBLE_CONTRAST
-from multi_dnn_ros.training.rendering.road import Decal, draw_decals, draw_ground, draw_markings, lane_truth
-from multi_dnn_ros.training.rendering.sky import draw_backdrop
+from multi_dnn_ros.training.rendering.canvas import SCENERY, VISIBLE_CONTRAST, Canvas, Silhouette
+from multi_dnn_ros.training.rendering.road import draw_ground, draw_markings, lane_truth
+from multi_dnn_ros.training.rendering.sky import draw_backdrop, expose
 from multi_dnn_ros.training.rendering.surroundings import Conditions, light_and_sky, road_section, sensor
-from multi_dnn_ros.training.rendering.vehicles import footprint
 
 LABELS = ("car", "truck", "pedestrian")
 #: Smallest and largest width and height of scenes, in pixels.
@@ -92,64 +91,25 @@ class World:
         self._traffic = traffic.Traffic(rng, drawn, self._section, self._speed, lane, key)
 
     def scene(self, seconds: float, frame: int = 0) -> Scene:
-        """The scene at a time; `frame` seeds per-frame randomness (noise, rain drops)."""
+        """The scene at a time; `frame` seeds the noise."""
         travelled = self._speed * seconds
         # The camera's pitching and swaying motion.
         nod = 0.0022 * np.sin(7.1 * seconds) + 0.0016 * np.sin(11.7 * seconds + 1.0)
         sway = 0.006 * np.sin(0.5 * seconds + 1.2)
         camera = replace(self._camera, pitch=self._pitch + float(nod), yaw=self._camera.yaw + float(sway))
-        path = RoadPath(
-            _GRID, self._curvature(_GRID + travelled), self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds)
-        )
+        strength, length, phase = self._waves.T[:, :, None]
+        curvature = (strength * np.sin(2 * np.pi * (_GRID + travelled) / length + phase)).sum(axis=0)
+        path = RoadPath(_GRID, curvature, self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds))
         canvas = Canvas.blank(camera, self._light)
         turned = float(self._waves[:, 0] @ (1 - np.cos(2 * np.pi * travelled / self._waves[:, 1])) * 12.0)
         draw_backdrop(canvas, self._backdrop, camera.yaw + turned, seconds)
         draw_ground(canvas, path, self._section, travelled)
-        draw_decals(canvas, path, self._decals(travelled))
         draw_markings(canvas, path, self._section, travelled)
         drawn = self._draw_actors(canvas, path, seconds)
         lane_mask = lane_truth(canvas, path, self._section)
-        rng = np.random.default_rng((*self._key, 7, frame))
-        weather.glow(canvas, {"day": 0.0, "dusk": 0.5, "night": 0.85}[self.conditions.time])
-        if self.conditions.weather == "rain":
-            weather.rain(canvas.image, float(rng.uniform(0.6, 1.0)), rng)
-        elif self.conditions.weather == "snow":
-            weather.snow(canvas.image, float(rng.uniform(0.5, 1.0)), rng)
         boxes, class_ids, ignored = self._truth(canvas, drawn)
-        image = weather.expose(canvas.image, self._sensor, rng)
+        image = expose(canvas.image, self._sensor, seed=frame)
         return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions)
-
-    def _curvature(self, s: Points) -> Points:
-        total = np.zeros_like(s)
-        for strength, length, phase in self._waves.tolist():
-            total += strength * np.sin(2 * np.pi * s / length + phase)
-        return total
-
-    def _decals(self, travelled: float) -> list[Decal]:
-        """Patches, cracks, seams and zebra crossings that are fixed to the road."""
-        section, decals = self._section, []
-        asphalt = np.asarray(section.strips[-1].colour)
-        spacing = 13.0
-        first = int(np.floor((travelled - 4.0) / spacing))
-        for block in range(first + 6, first - 1, -1):
-            rng = np.random.default_rng((*self._key, 11, block & 0xFFFFFFFF))
-            s = block * spacing - travelled
-            kind = rng.random()
-            tone = asphalt * rng.uniform(0.62, 1.2)
-            d = float(rng.uniform(section.left + 1, section.right - 1))
-            if kind < 0.22:
-                decals.append(Decal(s, d, float(rng.uniform(1, 8)), float(rng.uniform(0.8, 2.6)), tone))
-            elif kind < 0.4:
-                decals.append(Decal(s, d, 13.0, float(rng.uniform(0.05, 0.14)), asphalt * 0.62))
-            elif kind < 0.5:
-                decals.append(Decal(s, 0.5 * (section.left + section.right), 0.12, section.right - section.left, tone))
-            elif kind < 0.58 and self.conditions.style in ("suburb", "city"):
-                white = asphalt * 0.15 + 0.85 * np.array([226.0, 226.0, 222.0])
-                at = section.left + 0.8
-                while at < section.right - 0.3:
-                    decals.append(Decal(s, at, 3.0, 0.5, white))
-                    at += 1.05
-        return decals
 
     def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, _Placed, Silhouette]]:
         """Draw all actors from far to near; returns the objects of the truth, each with its number in `owner`."""
@@ -159,7 +119,6 @@ class World:
             if position[2] > -12.0:
                 placed.append(_Placed(float(np.hypot(position[0], position[2])), position, actor))
         placed.sort(key=lambda item: -item.distance)
-        self._draw_shadows(canvas, path, placed)
         drawn: list[tuple[int, _Placed, Silhouette]] = []
         for item in placed:
             position, actor = item.position, item.actor
@@ -172,25 +131,6 @@ class World:
             if silhouette is not None and actor.class_id is not None:
                 drawn.append((number, item, silhouette))
         return drawn
-
-    def _draw_shadows(self, canvas: Canvas, path: RoadPath, placed: list[_Placed]) -> None:
-        polygons = []
-        slant = self._light.sun[[0, 2]] * -0.35
-        for distance, position, actor in placed:
-            if distance > 70.0 or actor.class_id is None:
-                continue
-            if actor.class_id == traffic.PEDESTRIAN:
-                corners = np.array([[-0.3, 0, -0.22], [0.3, 0, -0.22], [0.3, 0, 0.22], [-0.3, 0, 0.22]]) + position
-            else:
-                turn = path.heading(actor.s)
-                cos, sin = np.cos(turn), np.sin(turn)
-                around = footprint(actor.mesh) * (1.08, 1.0, 1.04)
-                corners = around @ np.array([[cos, 0, -sin], [0, 1, 0], [sin, 0, cos]]) + position
-            corners[:, [0, 2]] += slant * (1.0 if actor.class_id != traffic.PEDESTRIAN else 0.4)
-            pixels = canvas.project(corners)
-            if len(pixels) >= 3:
-                polygons.append(pixels)
-        canvas.darken(polygons, self._light.shadow)
 
     def _truth(
         self, canvas: Canvas, drawn: list[tuple[int, _Placed, Silhouette]]
@@ -220,21 +160,16 @@ class Drive:
     """A drive along generated road: frame after frame of moving traffic, or any frame by its index."""
 
     def __init__(self, width: int, height: int, seed: int, length: int, hz: float, stretch_s: float) -> None:
-        self._size, self._seed, self._length, self._hz = (width, height), seed, length, hz
+        self._length, self._hz = length, hz
         self._stretch = max(1, round(stretch_s * hz)) if stretch_s > 0 else length
-        self._worlds: dict[int, World] = {}
-
-    def __len__(self) -> int:
-        return self._length
+        self._world = lru_cache(maxsize=1)(lambda stretch: World(width, height, (seed, 1, stretch)))
 
     def frame(self, index: int) -> Scene:
         """The frame at `index` / hz seconds; IndexError outside 0 .. length - 1."""
         if not 0 <= index < self._length:
             raise IndexError(f"frame {index} of a drive of {self._length} frames")
         stretch, step = divmod(index, self._stretch)
-        if stretch not in self._worlds:
-            self._worlds = {stretch: World(*self._size, (self._seed, 1, stretch))}
-        return self._worlds[stretch].scene(step / self._hz, index)
+        return self._world(stretch).scene(step / self._hz, index)
 
 
 class SceneGenerator:

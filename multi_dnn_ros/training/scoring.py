@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -154,8 +153,7 @@ class Served(nn.Module):
     """A network as served by the node: cut, folded, and run by a backend in its precision, image by image.
 
     forward(images (B, 3, h, w) float32 on the target's device) -> raw outputs of B images, float32: one tensor if the
-    network returns one, otherwise a tuple of its tensors in the order of tuples and dicts. warnings: the backend's
-    warnings, for example about jobs that stay in float32 or eager mode.
+    network returns one, otherwise a tuple of its tensors in the order of tuples and dicts.
     """
 
     def __init__(self, network: nn.Module, size: tuple[int, int], target: Target) -> None:
@@ -166,9 +164,7 @@ class Served(nn.Module):
         width, height = size
         # Networks exported for one image are served unchanged.
         single = network.network if isinstance(network, SingleImages) else network
-        with _CapturedWarnings("multi_dnn_ros.backends") as captured:
-            self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
-        self.warnings = captured.messages
+        self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
         # Scoring uses the device of the first parameter; the stages do not expose theirs.
         self.device_marker = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
 
@@ -185,22 +181,3 @@ class Served(nn.Module):
                 carried = stage(carried)
         # Copy: captured graphs write all outputs to the same memory.
         return tuple(tensor.clone() for tensor in carried)
-
-
-class _CapturedWarnings(logging.Handler):
-    """Context manager that collects this package's warnings, such as a job that cannot be captured, in `messages`."""
-
-    def __init__(self, logger: str = "multi_dnn_ros") -> None:
-        super().__init__(logging.WARNING)
-        self._logger = logging.getLogger(logger)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-    def __enter__(self) -> _CapturedWarnings:
-        self._logger.addHandler(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._logger.removeHandler(self)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,15 +14,12 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.graph_layers import with_layers
-from multi_dnn_ros.compression.ranks import Ratio, Rounding
-from multi_dnn_ros.models.artifact import Description, read_description, save_artifact, weights_digest
+from multi_dnn_ros.compression.ranks import Ratio
+from multi_dnn_ros.models.artifact import Description, read_description, save_artifact
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
-from multi_dnn_ros.models.torchvision_detector import DetectorCore
 from multi_dnn_ros.settings.schema import DnnConfig
-
-SSD = "torchvision:ssdlite320_mobilenet_v3_large"
 
 
 def output_difference(first: torch.nn.Module, second: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
@@ -113,62 +109,6 @@ def test_exported_programs(tmp_path: Path) -> None:
         load_artifact(tmp_path / "in.pt2")
 
 
-class Scaled(torch.nn.Module):
-    """Also uses the weight of a layer outside of the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 32, 3)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.second(self.first(image)))
-        return found * self.first.weight.std()
-
-
-def test_a_weight_that_is_read_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
-    image = torch.rand(1, 3, 16, 16)
-    original = Scaled().eval()
-    torch.export.save(torch.export.export(original, (image,)), tmp_path / "in.pt2")
-    network = with_layers(load_network(str(tmp_path / "in.pt2")).module)
-    assert output_difference(original, network, (image,)) < 1e-5
-    plan = plan_of(decompose(network, (image,), Ratio(0.5, Rounding(1, 1))))
-    assert set(plan) == {"second"}
-    save_artifact(tmp_path / "out.pt2", network, Description(model="in.pt2", input_size=(16, 16), plan=plan))
-
-
-def test_detectors_of_torchvision(tmp_path: Path) -> None:
-    source = load_network(SSD, weights="random", num_classes=5)
-    core = DetectorCore(source.detector).eval()
-    outcomes = decompose(core, (torch.zeros(1, 3, 320, 320),), Ratio(0.5))
-    description = Description(
-        model=SSD, num_classes=5, input_size=(320, 320), labels=tuple("abcde"), plan=plan_of(outcomes)
-    )
-    path = tmp_path / "ssd.safetensors"
-    save_artifact(path, source.module, description)
-    dnn = load_dnn("x", DnnConfig(role="object", model=str(path)))
-    assert dnn.labels == tuple("abcde")
-    image = torch.rand(1, 3, 320, 320)
-    assert output_difference(core, dnn.module, (image,)) == 0.0
-    smaller = description.model_copy(update={"input_size": (192, 160)})
-    save_artifact(path, source.module, smaller)
-    dnn = load_dnn("x", DnnConfig(role="object", model=str(path)))
-    assert dnn.example_inputs()[0].shape == (1, 3, 160, 192)  # the size in the file, as for any other network
-
-
-def test_classifiers_are_for_the_offline_verbs(tmp_path: Path) -> None:
-    source = load_network("torchvision:squeezenet1_1", weights="random", num_classes=10)
-    assert source.decoder == "classification"
-    path = tmp_path / "squeezenet.safetensors"
-    description = Description(model="torchvision:squeezenet1_1", num_classes=10, input_size=(64, 64))
-    save_artifact(path, source.module, description)  # trained, not decomposed: an empty plan
-    module, read = load_artifact(path)
-    assert read == description
-    assert output_difference(source.module, module, (torch.rand(1, 3, 64, 64),)) == 0.0
-    assert load_network(str(path)).size == (64, 64)
-    with pytest.raises(ModelError, match=r"squeezenet\.safetensors', made from .*, a classifier; allowed: detectors"):
-        load_dnn("x", DnnConfig(role="object", model=str(path)))
-
-
 @pytest.mark.parametrize(
     ("header", "message"),
     [
@@ -176,20 +116,13 @@ def test_classifiers_are_for_the_offline_verbs(tmp_path: Path) -> None:
         ({"plan": "!{"}, r"header field plan is '\{', which is not JSON"),
         ({"plan": {"tower.0": {"kind": "cp", "rank": 3}}}, r"header field plan\.tower\.0"),
         ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": -1, "out_rank": 3}}}, r"plan\.tower\.0.*in_rank is '-1'"),
-        ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": 3, "out_rank": 3, "x": 1}}}, r"tucker2\.x"),
         ({"plan": {"sofa": {"kind": "svd", "rank": 3}}}, r"names the layer 'sofa', which DetectorNet does not have"),
         ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": 900, "out_rank": 3}}}, r"'tower\.0': in_rank 900: .*48"),
-        ({"plan": {"tower": {"kind": "tucker2", "in_rank": 9, "out_rank": 3}}}, r"'tower': is ConvBlock"),
         ({"plan": {}}, r"does not fit DetectorNet: "),
         ({"model": "builtin:sofa"}, r"header field model is 'builtin:sofa'; allowed: builtin:lane"),
-        ({"model": "builtin:lane"}, r"object\.safetensors: header field"),
-        ({"model": "torchvision:sofa"}, r"header field model is 'torchvision:sofa'; allowed builders"),
         ({"model": "/etc/passwd"}, r"header field model is '/etc/passwd'; allowed: builtin"),
-        ({"model": None}, r"header field model is .*[Ff]ield required"),
         ({"input_size": [64, 64]}, r"header field input_size is \[64, 64\]; expected \[384, 288\]"),
-        ({"input_size": [0, 64]}, r"header field input_size\.0 is '0'"),
         ({"preprocess": {"std": [0, 1, 1]}}, r"header field preprocess\.std\.0 is '0'"),
-        ({"preprocess": {"size": 3}}, r"header field preprocess\.size is '3'"),
         ({"surprise": 1}, r"header field surprise is '1'"),
         ({"labels": ["a"], "num_classes": 2}, r"labels has 1 names, num_classes is 2"),
     ],
@@ -201,14 +134,6 @@ def test_wrong_headers(made: tuple[Path, torch.nn.Module], tmp_path: Path, heade
     assert "object.safetensors" in str(error.value)
 
 
-def test_a_wrong_field_of_an_exported_program_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "object.pt2"
-    program = torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
-    torch.export.save(program, path, extra_files={"multi_dnn_ros.json": '{"format": 9}'})
-    with pytest.raises(ModelError, match=r"object\.pt2: multi_dnn_ros\.json field format is '9'"):
-        read_description(path)
-
-
 def test_files_of_another_kind(made: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
     plain = tmp_path / "plain.safetensors"
     save_file({"a": torch.zeros(1)}, plain)
@@ -218,20 +143,16 @@ def test_files_of_another_kind(made: tuple[Path, torch.nn.Module], tmp_path: Pat
     (tmp_path / "damaged.safetensors").write_bytes(made[0].read_bytes()[:5000])
     with pytest.raises(ModelError, match=r"damaged\.safetensors: cannot be read as weights"):
         load_dnn("x", DnnConfig(role="object", model=str(tmp_path / "damaged.safetensors")))
-    with pytest.raises(ModelError, match=r"weights is 'random'; allowed with .*: default"):
-        load_dnn("x", DnnConfig(role="object", model=str(made[0]), weights="random"))
-    with pytest.raises(ModelError, match=r"num_classes is 7, but .* has 2 classes"):
-        load_dnn("x", DnnConfig(role="object", model=str(made[0]), num_classes=7))
 
 
 def test_a_failed_write_leaves_the_last_good_file(
     made: tuple[Path, torch.nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "object.safetensors"
-    path.write_bytes(made[0].read_bytes())
+    broken, description = load_artifact(made[0])
+    save_artifact(path, made[1], description)
+    assert path.stat().st_mode & 0o777 == 0o644  # the node may run as another user
     before = path.read_bytes()
-    _, description = load_artifact(path)
-    broken = load_artifact(path)[0]
     next(broken.parameters()).data.fill_(float("nan"))
     with pytest.raises(ModelError, match=r"not written, because the weights .* are not finite"):
         save_artifact(path, broken, description)
@@ -239,26 +160,8 @@ def test_a_failed_write_leaves_the_last_good_file(
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    save_artifact(path, made[1], description)
-    assert path.stat().st_mode & 0o777 == 0o644  # the node may run as another user
-    before = path.read_bytes()
-    with pytest.raises(OSError, match=r"cannot be written: .*File name too long"):
-        save_artifact(tmp_path / f"{'x' * 240}.safetensors", made[1], description)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"object\.safetensors cannot be written: .*No space left"):
         save_artifact(path, made[1], description)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ModelError, match=r"must be a \.safetensors file"):
-        save_artifact(tmp_path / "x.pt2", made[1], description)
-
-
-def test_digest_depends_on_every_weight() -> None:
-    weights = {"a": torch.zeros(2, 3), "b": torch.ones(4, dtype=torch.int64), "c": torch.ones(1).expand(1, 1)}
-    digest = weights_digest(weights)
-    assert digest == weights_digest({name: value.clone() for name, value in reversed(weights.items())})
-    assert digest != weights_digest({**weights, "a": torch.zeros(3, 2)})
-    assert digest != weights_digest({**weights, "b": torch.ones(4, dtype=torch.int32)})
-    changed = weights["a"].clone()
-    changed[1, 2] = np.nextafter(np.float32(0), np.float32(1)).item()
-    assert digest != weights_digest({**weights, "a": changed})

@@ -63,7 +63,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["builtin:sofa", "--output", "x.safetensors"], 1, "model is 'builtin:sofa'; allowed: builtin:"),
+        (["builtin:sofa", "--output", "x.safetensors"], 1, "is 'builtin:sofa'; allowed: builtin:"),
         (
             ["builtin:lane", "--output", "x.pt2"],
             2,
@@ -92,13 +92,9 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_failure_is_one_line_and_writes_nothing(
-    arguments: list[str],
-    code: int,
-    text: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert main(["decompose", *arguments]) == code
     error = capsys.readouterr().err

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.compression.calibration import measure_moments
 from multi_dnn_ros.compression.decompose import decompose
-from multi_dnn_ros.compression.ranks import Choice, Ratio, Rounding
+from multi_dnn_ros.compression.ranks import Choice
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan
-from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.sources import load_artifact
 
 
@@ -88,48 +86,6 @@ def test_a_fully_connected_layer_is_optimal() -> None:
     assert output_error(original, network, [(x,)]) == pytest.approx(best, rel=1e-3)
 
 
-def test_the_statistics_do_not_depend_on_the_batches() -> None:
-    network = nn.Sequential(nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.ReLU(), nn.Conv2d(6, 4, 1)).eval()
-    (images,) = zip(*images_of(8), strict=True)
-    layers = {"0": network[0], "2": network[2]}
-    whole = measure_moments(network, layers, [(torch.cat(images),)])
-    single = measure_moments(network, layers, [(image[None],) for image in torch.cat(images)])
-    for name, moments in whole.items():
-        np.testing.assert_allclose(moments.inputs, single[name].inputs, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(moments.outputs, single[name].outputs, rtol=1e-4, atol=1e-6)
-    assert whole["0"].inputs.shape == (2, 4, 4)
-    assert not any(module._forward_hooks for module in network.modules())
-
-
-def test_one_image_does_not_spoil_a_layer() -> None:
-    """With fewer positions than unknowns, the core stays near that of the factors: unseen images keep their outputs."""
-    torch.manual_seed(0)
-    original = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)).eval()
-    plan = TuckerPlan(in_rank=12, out_rank=None)
-    few, many = copy.deepcopy(original), copy.deepcopy(original)
-    decompose(few, (torch.zeros(1, 32, 8, 8),), Ranks(**{"0": plan}), images=[images_of(32, 6, 1)[0]])
-    decompose(many, (torch.zeros(1, 32, 8, 8),), Ranks(**{"0": plan}))
-    unseen = images_of(32, 12, seed=0)
-    assert output_error(original, few, unseen) < 1.2 * output_error(original, many, unseen)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_images_that_are_not_finite(value: float) -> None:
-    network = nn.Sequential(nn.Conv2d(16, 16, 3)).eval()
-    images = [(torch.full((1, 16, 8, 8), value),)]
-    with pytest.raises(ModelError, match="layer 0: its values are not finite for the calibration images"):
-        decompose(network, images[0], Ratio(0.5, Rounding(1, 1)), images=images)
-    assert isinstance(network[0], nn.Conv2d)
-
-
-def test_images_of_another_size() -> None:
-    network = nn.Sequential(nn.Conv2d(16, 16, 3)).eval()
-    images = [(torch.zeros(1, 3, 8, 8),)]
-    with pytest.raises(ModelError, match=r"cannot be run on calibration images \[\(1, 3, 8, 8\)\]"):
-        decompose(network, (torch.zeros(1, 16, 8, 8),), Ratio(0.5, Rounding(1, 1)), images=images)
-    assert not network[0]._forward_hooks
-
-
 def write_images(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -154,7 +110,7 @@ def test_data_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[
     (damaged / "0.png").write_bytes(b"no image")
     out = tmp_path / "lane.safetensors"
     for data, text in (
-        (str(tmp_path / "nowhere"), f"{tmp_path / 'nowhere'}: no such folder"),
+        (str(tmp_path / "nowhere"), f"'{tmp_path / 'nowhere'}': there is no such folder"),
         (str(write_images(tmp_path / "few", 3)), "3 image(s)"),
         (str(damaged), f"{damaged / '0.png'}: not a readable image"),
         ("sofas:x", "kind 'sofas'; allowed: "),

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, plan_of
-from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Budget, Choice, RankPolicy, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
@@ -94,19 +93,6 @@ def test_low_rank_weights_are_found_exactly() -> None:
     assert all(torch.equal(left, right) for left, right in zip(chain.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(20, 12), (12, 20)])
-def test_svd_of_a_linear_layer(inputs: int, outputs: int) -> None:
-    layer = nn.Linear(inputs, outputs)
-    randomize(layer)
-    chain, error = decomposed_layer(layer, SvdPlan(rank=12))
-    x = torch.randn(3, inputs)
-    assert error < 1e-5
-    torch.testing.assert_close(chain(x), layer(x), rtol=1e-4, atol=1e-4)
-    _, error = decomposed_layer(layer, SvdPlan(rank=5))
-    values = torch.linalg.svdvals(layer.weight)
-    assert error == pytest.approx(float((values[5:] ** 2).sum().sqrt() / values.norm()), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("layer", "plan", "message"),
     [
@@ -136,22 +122,18 @@ def test_weights_that_are_not_finite(policy: RankPolicy) -> None:
         decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), policy)
 
 
-def test_attention_counts() -> None:
-    """Its fused kernels are unknown to PyTorch's FLOP counter."""
-    attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+def test_the_transformer_of_detr_counts() -> None:
+    """One encoder and one decoder layer of Carion et al. 2020; PyTorch's FLOP counter does not know fused attention."""
+    pixels, queries, width, mlp = 35, 10, 32, 64
 
-    class Itself(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = attention
+    def attention(own: int, others: int) -> int:
+        return (2 * own + 2 * others) * width * width + 2 * own * others * width
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.attention(tokens, tokens, tokens, need_weights=False)[0]
-            return found
-
-    projections, products = 10 * 16 * (3 * 16 + 16), 2 * 10 * 10 * 16
-    assert cost(Itself().eval(), (torch.zeros(1, 10, 16),)).macs == projections + products
-    assert torch.backends.mha.get_fastpath_enabled()
+    encoder = attention(pixels, pixels) + 2 * pixels * width * mlp
+    decoder = attention(queries, queries) + attention(queries, pixels) + 2 * queries * width * mlp
+    transformer = nn.Transformer(width, 4, 1, 1, mlp, batch_first=True).eval()
+    inputs = (torch.zeros(1, pixels, width), torch.zeros(1, queries, width))
+    assert cost(transformer, inputs).macs == encoder + decoder
 
 
 class Mixed(nn.Module):
@@ -218,18 +200,6 @@ def test_nothing_to_decompose() -> None:
         decompose(nn.Sequential(nn.Conv2d(4, 8, 3)), inputs, Ratio(0.5))
 
 
-def test_subclasses_and_hooked_layers_are_kept() -> None:
-    class Standardized(nn.Conv2d):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x - x.mean())
-
-    hooked = nn.Conv2d(16, 16, 3)
-    hooked.register_forward_hook(lambda *_: None)
-    network = nn.Sequential(Standardized(16, 16, 3), hooked, nn.Conv2d(16, 16, 3))
-    kept = [bool(layer.kept) for layer in list_layers(network, (torch.zeros(1, 16, 12, 12),))]
-    assert kept == [True, True, False]
-
-
 def leaves(network: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
     with torch.no_grad():
         return pytree.tree_leaves(network(*inputs))
@@ -246,9 +216,7 @@ class FullRank:
         }
 
 
-@pytest.mark.parametrize(
-    "builder", ["squeezenet1_1", pytest.param("resnet18", marks=pytest.mark.long), "ssdlite320_mobilenet_v3_large"]
-)
+@pytest.mark.parametrize("builder", ["squeezenet1_1", "ssdlite320_mobilenet_v3_large"])
 def test_whole_models_at_full_rank(builder: str) -> None:
     import copy
 

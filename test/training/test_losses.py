@@ -5,22 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchvision.models import detection
 
-from multi_dnn_ros.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.networks import cells
-from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.losses import (
     ClassificationLoss,
     DetectionLoss,
     Distilled,
     LaneLoss,
-    TorchvisionLoss,
     class_difference,
 )
 from multi_dnn_ros.training.samples import CROWD, IGNORED
-from multi_dnn_ros.training.trainable import make_trainable
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -147,41 +142,6 @@ def test_the_loss_of_a_mixed_image_is_the_mixture_of_the_losses() -> None:
     own, other = (loss(logits, {"label": torch.tensor([k])}) for k in (0, 2))
     mixed = loss(logits, {"label": torch.tensor([[0.25, 0.0, 0.75]])})
     torch.testing.assert_close(mixed, 0.25 * own + 0.75 * other)
-
-
-@pytest.mark.parametrize(
-    "builder",
-    [
-        "ssdlite320_mobilenet_v3_large",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("retinanet_resnet50_fpn", "fcos_resnet50_fpn")),
-    ],
-)
-def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
-    size = 320 if builder.startswith("ssd") else 128
-    sizes = {} if builder.startswith("ssd") else {"min_size": size, "max_size": size}
-    torch.manual_seed(0)
-    detector = getattr(detection, builder)(weights=None, weights_backbone=None, num_classes=4, **sizes)
-    for part in detector.modules():
-        if isinstance(part, (nn.BatchNorm2d, nn.Dropout)):
-            part.momentum = 0.0  # so that both passes compute the same result
-    source = load_network(f"torchvision:{builder}", weights="random", num_classes=4)
-    source.module.load_state_dict(detector.state_dict())
-    student = make_trainable(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
-    assert isinstance(student.loss, TorchvisionLoss)
-    assert isinstance(student.decoder, AnchorDecoder)
-    image = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    boxes = torch.tensor([[[10.0, 12.0, 70.0, 90.0], [30.0, 30.0, 30.0, 60.0]], [[0.0, 0.0, 0.0, 0.0]] * 2])
-    classes = torch.tensor([[2, 1], [-1, -1]])
-    detector.eval()
-    student.network.eval()
-    with torch.no_grad():
-        found = student.loss(student.network(student.inputs(image)), {"boxes": boxes, "classes": classes})
-    # torchvision computes losses in training mode only: set on the detector, not on its layers.
-    detector.training = True
-    targets = [{"boxes": boxes[0, :1], "labels": classes[0, :1]}, {"boxes": boxes[1, :0], "labels": classes[1, :0]}]
-    with torch.no_grad():
-        expected = sum(detector(list(image), targets).values())
-    assert float(found) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +177,7 @@ def test_a_limit_scores_images_of_all_classes(colours: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("model", ["builtin:object", "builtin:lane"])
-def test_thresholds_trade_recall_for_precision(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thresholds_trade_recall_for_precision(model: str, tmp_path: Path) -> None:
     road = f"road:{tmp_path / 'road'}"
     (row,) = evaluated(tmp_path, model, "--data", road, "--scenes", "4", "--limit", "4", "--thresholds")
     points = row["operating_points"][road]
@@ -186,7 +185,6 @@ def test_thresholds_trade_recall_for_precision(model: str, tmp_path: Path, capsy
     assert points[0]["recall"] > 0.8 > points[-1]["recall"]
     assert points[0]["precision"] < points[10]["precision"]
     assert (points[0]["false_per_image"] is None) is (model == "builtin:lane")
-    assert "score threshold" in capsys.readouterr().out
 
 
 def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tmp_path: Path) -> None:
@@ -203,18 +201,8 @@ def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tm
         assert [entry["instances"] for entry in own["latency_ms"]] == [1, 2]
 
 
-def test_serving_in_bf16_changes_the_scores_a_little(tmp_path: Path) -> None:
-    road = f"road:{tmp_path / 'road'}"
-    run = ["--data", road, "--scenes", "4", "--served", "--precision", "bf16", "--limit", "3"]
-    # The decomposed DNN, because bf16 is thirty times slower on a CPU without bf16 instructions.
-    first, second = evaluated(tmp_path, "builtin:pedestrian_small", *run)
-    assert (second["served"]["precision"], second["served"]["warnings"]) == ("bf16", [])
-    assert second["scores"][road]["map"] != first["scores"][road]["map"]
-    assert second["scores"][road] == pytest.approx(first["scores"][road], abs=0.05)
-
-
 class SameMemory:
-    """Stages that write every image's outputs to the same memory, as captured graphs do, and log a warning."""
+    """Stages that write every image's outputs to the same memory, as captured graphs do."""
 
     def prepare(
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
@@ -227,7 +215,6 @@ class SameMemory:
                 buffer.copy_(tensor)
             return buffers
 
-        logging.getLogger("multi_dnn_ros.backends.any").warning("job %d is slow", 0)
         return (run,)
 
 
@@ -236,14 +223,13 @@ def test_served_images_of_a_batch_do_not_share_their_outputs() -> None:
     torch.manual_seed(0)
     network, images = nn.Conv2d(3, 2, 3).eval(), torch.rand(3, 3, 12, 16)
     served = Served(network, (16, 12), Target(CPU, "same memory", SameMemory))
-    assert served.warnings == ["job 0 is slow"]
     torch.testing.assert_close(served(images), network(images))
 
 
 def test_an_impossible_precision_is_refused_before_scoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["--data", f"road:{tmp_path / 'road'}", "--device", "cpu", "--served", "--precision", "fp16"]
     assert main(["evaluate", "builtin:object", *run]) == 1
-    assert "precision is 'fp16'; allowed with backend torchscript on cpu: auto, fp32, bf16" in capsys.readouterr().err
+    assert "precision is 'fp16'; allowed with backend" in capsys.readouterr().err
     assert not (tmp_path / "road").exists()  # nothing was rendered
 
 

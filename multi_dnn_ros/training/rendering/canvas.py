@@ -1,23 +1,64 @@
-"""The image being rendered, with the owner of each pixel."""
+"""Light and air, and the image being rendered, with the owner of each pixel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.training.rendering.camera import NEAR_M, Camera, Points, clip_near
-from multi_dnn_ros.training.rendering.light import Light
 from multi_dnn_ros.training.rendering.mesh import Mesh
 
 #: Owner of pixels of scenery, which is not in the truth; objects have the numbers 1 to 254.
 SCENERY = 255
 
+#: Minimum remaining contrast in fog for objects and lane lines to be in the truth.
+VISIBLE_CONTRAST = 0.2
+
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates: edges move by 1/16 pixel
 _SPECK = 0.4  # pixels; narrower polygons are not drawn
 _LIMIT = 30_000.0  # pixels; OpenCV's fixed-point coordinates overflow far beyond the image
+
+
+@dataclass(frozen=True)
+class Light:
+    """ambient: (3,) factor on every colour. sun: (3,) unit vector in camera coordinates towards the sun (or moon).
+    contrast: 0..1, darkening of the side away from the sun. fog: (3,) RGB of distant air. visibility_m: distance at
+    which contrast falls to 1/e. beam: strength of the headlights, 0 by day.
+    """
+
+    ambient: Points
+    sun: Points
+    contrast: float
+    fog: Points
+    visibility_m: float
+    beam: float
+
+    def transmittance(self, distance: npt.ArrayLike) -> Points:
+        """Share of a surface's own light that reaches the camera from `distance` metres."""
+        return np.exp(-np.asarray(distance, dtype=np.float64) / self.visibility_m)
+
+    def lit(self, colours: Points, normals: Points, glow: Points, distance: float, x: float) -> Points:
+        """Apparent colours (M, 3) of surfaces with (M, 3) colours and normals, `distance` ahead, `x` to the right."""
+        facing = 1.0 - self.contrast + self.contrast * np.clip(normals @ self.sun + 0.25, 0.0, 1.0)
+        beam = self.beam * np.exp(-distance / 28.0) * np.exp(-((x / (4.0 + 0.25 * distance)) ** 2))
+        factor = self.ambient[None, :] * facing[:, None] + beam
+        own = colours * (factor * (1.0 - glow[:, None]) + glow[:, None])
+        t = float(self.transmittance(distance))
+        # Lamps are visible farther through fog than surfaces.
+        keep = t + (np.sqrt(t) - t) * glow[:, None]
+        seen: Points = np.clip(own * keep + self.fog * (1.0 - keep), 0.0, 255.0)
+        return seen
+
+    def flat(self, colour: npt.ArrayLike, distance: npt.ArrayLike) -> Points:
+        """Apparent colours (N, 3) of ground of one colour (3,) at (N,) distances."""
+        reach = np.atleast_1d(np.asarray(distance, dtype=np.float64))
+        beam = self.beam * np.exp(-reach / 22.0)
+        own = np.asarray(colour, dtype=np.float64)[None, :] * (self.ambient[None, :] + beam[:, None])
+        t = self.transmittance(reach)[:, None]
+        return np.clip(own * t + self.fog * (1.0 - t), 0.0, 255.0)
 
 
 @dataclass(frozen=True)
@@ -36,14 +77,13 @@ class Silhouette:
 @dataclass
 class Canvas:
     """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, number of the object drawn last at a pixel, 0 = ground and sky,
-    SCENERY = houses, trees etc. lamps: pixel (u, v), size, colour and owner of lights that glow at night.
+    SCENERY = houses and trees.
     """
 
     camera: Camera
     light: Light
     image: npt.NDArray[np.uint8]
     owner: npt.NDArray[np.uint8]
-    lamps: list[tuple[float, float, float, Points, int]] = field(default_factory=list)
 
     @classmethod
     def blank(cls, camera: Camera, light: Light) -> Canvas:
@@ -55,21 +95,10 @@ class Canvas:
         polygon = clip_near(self.camera.optical(points))
         return np.clip(self.camera.pixels(polygon), -_LIMIT, _LIMIT) if len(polygon) >= 3 else np.zeros((0, 2))
 
-    def fill(self, pixels: Points, colour: npt.ArrayLike, convex: bool = False) -> None:
+    def fill(self, pixels: Points, colour: npt.ArrayLike) -> None:
         """Fill a polygon (K, 2), anti-aliased."""
         if len(pixels) >= 3:
-            _fill(self.image, _fixed(pixels), np.asarray(colour, dtype=np.float64).tolist(), cv2.LINE_AA, convex)
-
-    def darken(self, polygons: list[Points], strength: float) -> None:
-        """Draw soft shadows on everything drawn so far; strength 0..1."""
-        if not polygons or strength <= 0.0:
-            return
-        top = int(np.clip(min(polygon[:, 1].min() for polygon in polygons) - 6, 0, self.camera.height - 1))
-        mask = np.zeros((self.camera.height - top, self.camera.width), np.uint8)
-        for polygon in polygons:
-            _fill(mask, _fixed(polygon - (0, top)), 255 * strength, cv2.LINE_AA, True)
-        keep = cv2.bitwise_not(cv2.blur(mask, (5, 5)))
-        cv2.multiply(self.image[top:], cv2.merge([keep] * 3), dst=self.image[top:], scale=1 / 255)
+            _fill(self.image, _fixed(pixels), np.asarray(colour, dtype=np.float64).tolist(), cv2.LINE_AA)
 
     def draw(self, mesh: Mesh, position: Points, heading: float, number: int = SCENERY) -> Silhouette | None:
         """Draw a mesh at `position` (3,), rotated by `heading` radians. number: the object's number in `owner`.
@@ -105,13 +134,10 @@ class Canvas:
         fixed = _fixed(pixels)
         polygons = [fixed[starts[k] : starts[k] + counts[k]] for k in drawn]
         for k, polygon in zip(drawn, polygons, strict=True):
-            _fill(self.image, polygon, colours[k].tolist(), cv2.LINE_AA, len(polygon) <= 6)
-            if mesh.glow[k] > 0.7:
-                u, v = (0.5 * (low[k] + high[k])).tolist()
-                self.lamps.append((u, v, float((high[k] - low[k]).max()), colours[k], number))
+            _fill(self.image, polygon, colours[k].tolist(), cv2.LINE_AA)
         if number == SCENERY:
             for polygon in polygons:
-                _fill(self.owner, polygon, SCENERY, cv2.LINE_8, len(polygon) <= 6)
+                _fill(self.owner, polygon, SCENERY)
             return None
         return self._set_owner(polygons, low[facing].min(axis=0), high[facing].max(axis=0), number)
 
@@ -125,7 +151,7 @@ class Canvas:
         mask = np.zeros((y1 - y0, x1 - x0), np.uint8)
         corner = np.array([x0 << _SHIFT, y0 << _SHIFT], dtype=np.int32)
         for polygon in polygons:
-            _fill(mask, polygon - corner, 255, cv2.LINE_8, len(polygon) <= 6)
+            _fill(mask, polygon - corner, 255)
         self.owner[y0:y1, x0:x1][mask > 0] = number
         left, top, width, height = cv2.boundingRect(mask)
         if width == 0 or height == 0:
@@ -140,10 +166,7 @@ def _fixed(pixels: Points) -> npt.NDArray[np.int32]:
 
 
 def _fill(
-    image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: list[float] | float, kind: int, convex: bool
+    image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: list[float] | float, kind: int = cv2.LINE_8
 ) -> None:
-    """Fill a polygon in fixed-point pixels. Meshes have convex polygons of up to six corners; blobs need not be."""
-    if convex:
-        cv2.fillConvexPoly(image, fixed, colour, kind, _SHIFT)
-    else:
-        cv2.fillPoly(image, [fixed], colour, kind, _SHIFT)
+    """Fill a polygon in fixed-point pixels."""
+    cv2.fillPoly(image, [fixed], colour, kind, _SHIFT)

@@ -1,7 +1,8 @@
-"""Pedestrians: articulated figures in a plane facing the camera, with a walking cycle, clothes, hair and bags."""
+"""Pedestrians: articulated figures in a plane facing the camera, with a walking cycle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,6 @@ _LEGS: tuple[Colour, ...] = (
 _HAIR: tuple[Colour, ...] = ((26, 22, 20), (60, 40, 26), (110, 80, 44), (168, 134, 80), (130, 128, 126))
 _SHOES: Colour = (28, 26, 26)
 
-_Place = tuple[float, float]
-
 
 @dataclass(frozen=True)
 class Person:
@@ -32,22 +31,13 @@ class Person:
     top: Colour
     legs: Colour
     hair: Colour
-    long_hair: bool
-    skirt: bool
-    coat: bool
-    bag: int
-    bag_colour: Colour
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Person:
         child = rng.random() < 0.12
         height = float(rng.uniform(1.15, 1.45) if child else rng.normal(1.72, 0.08))
         girth = float(rng.uniform(0.9, 1.25))
-        skin, top, legs, hair = (varied(rng, one_of(rng, each), 12, 5) for each in (_SKIN, _CLOTH, _LEGS, _HAIR))
-        long_hair, skirt, coat = (bool(rng.random() < share) for share in (0.35, 0.15, 0.2))
-        bag = int(rng.choice(4, p=[0.55, 0.2, 0.15, 0.1]))
-        bag_colour = varied(rng, one_of(rng, _CLOTH), 12, 5)
-        return cls(height, girth, skin, top, legs, hair, long_hair, skirt, coat, bag, bag_colour)
+        return cls(height, girth, *(varied(rng, one_of(rng, each), 12, 5) for each in (_SKIN, _CLOTH, _LEGS, _HAIR)))
 
     def figure(self, phase: float, stride: float, side_on: float) -> Mesh:
         """The figure at a point of its walking cycle.
@@ -60,63 +50,47 @@ class Person:
         shoulder, hip = wide * (0.235 - 0.085 * depth), wide * (0.135 - 0.05 * depth)
         m = MeshBuilder()
         bob = 0.015 * h * stride * abs(np.cos(phase))
-        y_hip, y_shoulder, y_neck = 0.5 * h + bob, 0.82 * h + bob, 0.86 * h + bob
+        y_hip, y_shoulder = 0.5 * h + bob, 0.82 * h + bob
         # Far arm, legs, body, near arm, head: painted from the far side to the near side.
         self._arm(m, -1, shoulder, y_shoulder, swing, side_on, toned(self.top, 0.78))
         for leg in (-1.0, 1.0):
-            bend = stride * 0.5 * max(0.0, -np.sin(phase) * np.sign(leg * swing) + 0.2)
-            self._leg(m, leg * hip * 0.62, y_hip, leg * swing, bend, side_on, wide, 0.85 if leg < 0 else 1.0)
-        if self.bag == 1:  # a rucksack: behind when seen from the side, hidden or in the middle otherwise
-            m.blob(-side_on * 0.17 * wide, 0.7 * h + bob, 0.12 * wide + 0.03, 0.16 * h, self.bag_colour)
-        loose = self.skirt or self.coat
-        low, hem = (0.27 * h, hip * 1.35) if loose else (0.46 * h, hip * 1.0)
+            turn, colour = leg * swing, toned(self.legs, 0.85 if leg < 0 else 1.0)
+            bend = stride * 0.5 * max(0.0, -np.sin(phase) * np.sign(turn) + 0.2)
+            parts = ((0.25 * h, turn, 0.085 * wide, 0.062 * wide), (0.25 * h, turn - bend, 0.062 * wide, 0.045 * wide))
+            u, v = _limbs(m, leg * hip * 0.62, y_hip + 0.02 * h, parts, side_on, colour)
+            toe = 0.13 * side_on
+            m.panel(u - 0.055 + min(toe, 0), v - 0.03, u + 0.055 + max(toe, 0), v + 0.04, _SHOES)
         waist = y_hip + 0.05 * h
-        m.polygon([(-hem, low), (hem, low), (hip, waist), (-hip, waist)], self.top if self.coat else self.legs)
+        m.polygon([(-hip, 0.46 * h), (hip, 0.46 * h), (hip, waist), (-hip, waist)], self.legs)
         belt, armpit = y_hip - 0.02 * h, y_shoulder - 0.03 * h
         m.polygon([(-hip * 1.06, belt), (hip * 1.06, belt), (shoulder, armpit), (0.8 * shoulder, y_shoulder),
                    (-0.8 * shoulder, y_shoulder), (-shoulder, armpit)], self.top)  # fmt: skip
         self._arm(m, 1, shoulder, y_shoulder, -swing, side_on, toned(self.top, 0.92))
-        if self.bag == 2:  # a shopping bag in one hand
-            x = shoulder * 1.15 + side_on * swing * -0.3
-            m.polygon([(x - 0.11, 0.2 * h), (x + 0.11, 0.2 * h), (x + 0.09, 0.4 * h), (x - 0.09, 0.4 * h)],
-                      self.bag_colour)  # fmt: skip
-        m.panel(-0.045, y_shoulder - 0.02, 0.045, y_neck + 0.02, self.skin)
-        if self.long_hair:
-            m.blob(-0.02 * side_on, 0.905 * h + bob, 0.1, 0.105, self.hair)
+        m.panel(-0.045, y_shoulder - 0.02, 0.045, 0.86 * h + bob + 0.02, self.skin)
         m.blob(0.015 * side_on, 0.93 * h + bob, 0.082 * (1 - 0.08 * depth), 0.07 * h, self.skin)
         m.blob(-0.02 * side_on, 0.962 * h + bob, 0.086, 0.038 * h, self.hair)
         return m.build()
 
-    def _leg(
-        self, m: MeshBuilder, x: float, y: float, swing: float, bend: float, side_on: float, wide: float, shade: float
-    ) -> None:
-        h = self.height
-        knee = (x + 0.26 * h * np.sin(swing) * side_on, y - 0.25 * h * np.cos(swing))
-        u = knee[0] + 0.25 * h * np.sin(swing - bend) * side_on
-        v = max(0.03, knee[1] - 0.25 * h * np.cos(swing - bend))
-        colour = toned(self.skin if self.skirt else self.legs, shade)
-        _limb(m, (x, y + 0.03 * h), knee, 0.085 * wide, 0.062 * wide, colour)
-        _limb(m, knee, (u, v), 0.062 * wide, 0.045 * wide, colour)
-        left, right = min(0.13 * side_on, 0), max(0.13 * side_on, 0)  # the toe
-        m.polygon([(u - 0.055 + left, v - 0.03), (u + 0.055 + right, v - 0.03),
-                   (u + 0.045 + right * 0.7, v + 0.04), (u - 0.045 + left * 0.7, v + 0.04)], _SHOES)  # fmt: skip
-
     def _arm(
         self, m: MeshBuilder, side: int, shoulder: float, y: float, swing: float, side_on: float, colour: Colour
     ) -> None:
-        h = self.height
-        x = side * shoulder * (1.0 - 0.25 * abs(side_on))
-        elbow = (x + side * 0.03 + 0.17 * h * np.sin(swing) * side_on, y - 0.17 * h * np.cos(swing))
-        hand = (elbow[0] + 0.15 * h * np.sin(swing + 0.25) * side_on, elbow[1] - 0.15 * h * np.cos(swing))
-        _limb(m, (x, y - 0.01 * h), elbow, 0.05, 0.043, colour)
-        _limb(m, elbow, hand, 0.043, 0.033, colour)
-        m.blob(hand[0], hand[1] - 0.02, 0.04, 0.05, self.skin)
+        h, x = self.height, side * shoulder * (1.0 - 0.25 * abs(side_on)) + side * 0.02
+        parts = ((0.17 * h, swing, 0.05, 0.043), (0.15 * h, swing + 0.25, 0.043, 0.033))
+        u, v = _limbs(m, x, y - 0.01 * h, parts, side_on, colour)
+        m.blob(u, v - 0.02, 0.04, 0.05, self.skin)
 
 
-def _limb(m: MeshBuilder, a: _Place, b: _Place, wide_a: float, wide_b: float, colour: Colour) -> None:
-    """A quadrilateral from a to b, with half its width at both ends."""
-    (ax, ay), (bx, by) = a, b
-    long = max(float(np.hypot(bx - ax, by - ay)), 1e-6)
-    nx, ny = -(by - ay) / long, (bx - ax) / long
-    m.polygon([(ax + nx * wide_a, ay + ny * wide_a), (ax - nx * wide_a, ay - ny * wide_a),
-               (bx - nx * wide_b, by - ny * wide_b), (bx + nx * wide_b, by + ny * wide_b)], colour)  # fmt: skip
+def _limbs(
+    m: MeshBuilder, x: float, y: float, parts: Sequence[tuple[float, float, float, float]], side_on: float,
+    colour: Colour,
+) -> tuple[float, float]:  # fmt: skip
+    """A chain of limbs that hangs at (x, y); returns its end. parts: length, angle to the vertical, half the width at
+    both ends.
+    """
+    for long, angle, wide_a, wide_b in parts:
+        u, v = x + long * np.sin(angle) * side_on, max(0.03, y - long * np.cos(angle))
+        nx, ny = np.array([y - v, u - x]) / max(float(np.hypot(u - x, v - y)), 1e-6)
+        m.polygon([(x + nx * wide_a, y + ny * wide_a), (x - nx * wide_a, y - ny * wide_a),
+                   (u - nx * wide_b, v - ny * wide_b), (u + nx * wide_b, v + ny * wide_b)], colour)  # fmt: skip
+        x, y = u, v
+    return x, y

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.training.rendering.camera import Points, RoadPath
-from multi_dnn_ros.training.rendering.canvas import Canvas
-from multi_dnn_ros.training.rendering.light import VISIBLE_CONTRAST
+from multi_dnn_ros.training.rendering.canvas import VISIBLE_CONTRAST, Canvas
 from multi_dnn_ros.training.rendering.mesh import Colour
 
 Mask = npt.NDArray[np.uint8]
@@ -26,8 +25,7 @@ _FAR_M = 230.0
 _TILE = 256
 
 
-@dataclass(frozen=True)
-class LaneLine:
+class LaneLine(NamedTuple):
     """One marked line, `offset` metres right of the centre line. dash_m 0: solid. double: two thin lines side by side.
     wear: 0 fresh .. 1 gone.
     """
@@ -41,8 +39,7 @@ class LaneLine:
     wear: float
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """A band of ground along the road between two offsets, metres. grain: strength of its texture, 0..1."""
 
     left: float
@@ -51,30 +48,26 @@ class Strip:
     grain: float
 
 
-@dataclass(frozen=True)
-class Decal:
-    """A flat quadrilateral on the road: a patch, a crack, a zebra stripe. Metres; `s` from the camera."""
-
-    s: float
-    d: float
-    length: float
-    width: float
-    colour: npt.ArrayLike
-
-
-@dataclass(frozen=True)
-class RoadSection:
-    """The cross-section: strips in paint order over the terrain, lines from left to right, lanes by direction."""
+class RoadSection(NamedTuple):
+    """The cross-section: strips in paint order over the terrain, the last of which is the road; lines from left to
+    right; middles of the lanes by direction. wet: 0..1, how much the road mirrors the sky.
+    """
 
     strips: tuple[Strip, ...]
     lines: tuple[LaneLine, ...]
     forward: tuple[float, ...]
     opposing: tuple[float, ...]
-    left: float
-    right: float
     terrain: Colour
     terrain_grain: float
     wet: float
+
+    @property
+    def left(self) -> float:
+        return self.strips[-1].left
+
+    @property
+    def right(self) -> float:
+        return self.strips[-1].right
 
 
 @lru_cache(maxsize=1)
@@ -137,15 +130,6 @@ def _texture(canvas: Canvas, ground: Mask, amplitude: Mask, distance: Points, tr
     brightness = float(np.clip(canvas.light.ambient.mean(), 0.2, 1.0))
     grain = cv2.multiply(total, amplitude.astype(np.int16), scale=brightness / 255.0)
     cv2.add(ground, cv2.merge([grain] * 3), dst=ground, dtype=cv2.CV_8U)
-
-
-def draw_decals(canvas: Canvas, path: RoadPath, decals: list[Decal]) -> None:
-    """Draw the decals on the road."""
-    for decal in decals:
-        half = decal.width / 2
-        s = decal.s + np.array([0.0, decal.length / 2, decal.length])
-        corners = np.concatenate([path.at(s, decal.d - half), path.at(s[::-1], decal.d + half)])
-        canvas.fill(canvas.project(corners), canvas.light.flat(decal.colour, max(decal.s, 1.0))[0])
 
 
 def draw_markings(canvas: Canvas, path: RoadPath, section: RoadSection, travelled: float) -> None:

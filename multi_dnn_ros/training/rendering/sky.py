@@ -1,9 +1,9 @@
-"""The background: sky, clouds, sun, hills and a skyline, consistent when the camera turns."""
+"""What lies behind the road and before the lens: sky, clouds and hills; and the camera's defects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -12,22 +12,19 @@ import numpy.typing as npt
 from multi_dnn_ros.training.rendering.camera import Points
 from multi_dnn_ros.training.rendering.canvas import Canvas
 
+Image = npt.NDArray[np.uint8]
 
-@dataclass(frozen=True)
-class Backdrop:
-    """zenith, horizon: (3,) RGB of the sky. cloud: (3,) RGB; cover: 0..1. sun: azimuth and elevation in radians, or
-    None. ridges: colour, mean height and roughness in radians, and a seed for each range of hills, far ones first.
-    skyline: seed of a row of distant houses, or None. stars: night.
+
+class Backdrop(NamedTuple):
+    """zenith, horizon: (3,) RGB of the sky. cloud: (3,) RGB; cover: 0..1. ridges: colour, mean height and roughness in
+    radians, and a seed for each range of hills, far ones first. wind: radians per second.
     """
 
     zenith: Points
     horizon: Points
     cloud: Points
     cover: float
-    sun: tuple[float, float] | None
     ridges: tuple[tuple[Points, float, float, int], ...]
-    skyline: int | None
-    stars: bool
     wind: float
 
 
@@ -61,23 +58,9 @@ def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float, seconds: f
         alpha = np.clip((density + 2.6 * backdrop.cover - 1.5) * 0.7, 0, 0.92)
         alpha *= np.clip(height * 9 + 0.2, 0, 1)[:, None]
         sky = sky + (backdrop.cloud.astype(np.float32) - sky) * alpha[..., None].astype(np.float32)
-    if backdrop.sun is not None:
-        du = (azimuth - backdrop.sun[0])[None, :]
-        dv = (height - np.tan(backdrop.sun[1]))[:, None]
-        halo = np.exp(-np.sqrt(du**2 + dv**2) / 0.16) * 120 + (du**2 + dv**2 < 0.0007) * 120
-        sky = sky + halo[..., None].astype(np.float32) * np.array([1.0, 0.93, 0.78], np.float32)
     image = cv2.resize(np.clip(sky, 0, 255).astype(np.uint8), (camera.width, bottom), interpolation=cv2.INTER_LINEAR)
     canvas.image[:bottom] = image
-    if backdrop.stars:
-        rng = np.random.default_rng(99)
-        for a, e in rng.uniform((-0.6, 0.08), (0.6, 0.6), (60, 2)).tolist():
-            column = int(camera.width / 2 + camera.focal * (a - 0.3 * heading))
-            row = int(camera.horizon() - camera.focal * e)
-            if 0 <= column < camera.width and 0 <= row < bottom:
-                canvas.image[row, column] = np.minimum(canvas.image[row, column].astype(np.int64) + 70, 255)
     _ridges(canvas, backdrop, heading)
-    if backdrop.skyline is not None:
-        _skyline(canvas, backdrop, heading)
 
 
 def _ridges(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
@@ -95,13 +78,30 @@ def _ridges(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
         canvas.fill(outline, colour)
 
 
-def _skyline(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
-    camera = canvas.camera
-    base = camera.horizon() + 0.05 * camera.height
-    rng = np.random.default_rng(backdrop.skyline)
-    for _ in range(34):
-        azimuth, wide, tall, shade = rng.uniform((-1.3, 0.012, 0.01, 0.75), (1.3, 0.05, 0.13, 1.0)).tolist()
-        u0 = camera.width / 2 + camera.focal * (azimuth - heading)
-        u1, v = u0 + camera.focal * wide, camera.horizon() - camera.focal * tall
-        colour = backdrop.horizon * 0.62 * shade + 18
-        canvas.fill(np.array([[u0, base], [u1, base], [u1, v], [u0, v]]), colour, convex=True)
+class Sensor(NamedTuple):
+    """blur: sigma in pixels. noise: sigma in grey levels. jpeg: quality, 0 = none. gamma, gains (r, g, b): of the tone
+    curves.
+    """
+
+    blur: float
+    noise: float
+    jpeg: int
+    gamma: float
+    gains: Points
+
+
+def expose(image: Image, sensor: Sensor, seed: int) -> Image:
+    """The image as delivered by the camera: blur, tone, noise, compression. seed: of the noise."""
+    picture: Any = image  # OpenCV's stubs lose the element type
+    if sensor.blur > 0.25:
+        picture = cv2.GaussianBlur(picture, (0, 0), sensor.blur)
+    ramp = (np.arange(256) / 255.0) ** sensor.gamma * 255.0
+    curves = np.stack([np.clip(ramp * gain, 0, 255) for gain in sensor.gains], axis=1).astype(np.uint8)
+    picture = cv2.LUT(picture, curves[None])
+    cv2.setRNGSeed(seed)
+    grain = cv2.randn(np.zeros(image.shape[:2], np.int16), np.zeros(1), np.full(1, sensor.noise))
+    picture = cv2.add(picture, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
+    if sensor.jpeg > 0:
+        _, coded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, sensor.jpeg])
+        picture = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+    return np.ascontiguousarray(picture, dtype=np.uint8)

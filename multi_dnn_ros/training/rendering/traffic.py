@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multi_dnn_ros.training.rendering import pedestrians, roadside, vehicles
-from multi_dnn_ros.training.rendering.mesh import Mesh
+from multi_dnn_ros.training.rendering import pedestrians, vehicles
+from multi_dnn_ros.training.rendering.mesh import Colour, Mesh, MeshBuilder, one_of, toned, varied
 from multi_dnn_ros.training.rendering.road import RoadSection
 from multi_dnn_ros.training.rendering.surroundings import Conditions
 
@@ -18,7 +18,12 @@ CAR, TRUCK, PEDESTRIAN = 0, 1, 2
 #: Direction of vehicles and buildings, radians relative to the road; other objects face the camera.
 _HEADINGS = {"vehicle": 0.0, "parked": 0.0, "oncoming": float(np.pi), "block": 0.0, "house": 0.0}
 #: Kinds that are not drawn behind the camera.
-_SMALL = ("walker", "stander", "crosser", "thing", "sign", "lamp")
+_SMALL = ("walker", "stander", "crosser")
+_LEAVES: tuple[Colour, ...] = ((62, 88, 44), (84, 100, 48), (50, 76, 50), (120, 104, 52))
+_WALLS: tuple[Colour, ...] = (
+    (186, 170, 148), (150, 96, 76), (172, 172, 168), (206, 196, 178), (120, 116, 112), (146, 128, 104),
+)  # fmt: skip
+_ROOFS: tuple[Colour, ...] = ((120, 60, 48), (84, 80, 80), (98, 72, 56))
 _STEPS = 32  # poses in a walking cycle, cached during a drive
 
 
@@ -131,25 +136,12 @@ class Traffic:
         for side, edge in ((-1, self._section.left), (1, self._section.right)):
             if self._conditions.style == "city":
                 add("block", edge + side * 14.0, 24.0, 216.0, -20.0)
-                add("lamp", edge + side * 1.0, 32.0, 160.0, -4.0)
-                add("thing", edge + side * 1.2, 22.0, 88.0, -2.0)
-                add("sign", edge + side * 0.9, 60.0, 120.0, -2.0)
-                if rng.random() < 0.5:
-                    add("tree", edge + side * 1.4, 21.0, 168.0, -4.0)
             elif self._conditions.style == "suburb":
                 add("house", edge + side * 15.0, 28.0, 196.0, -16.0)
                 add("tree", edge + side * float(rng.uniform(4.5, 7.5)), 17.0, 187.0, -4.0)
-                add("lamp", edge + side * 0.9, 38.0, 152.0, -4.0)
-                add("thing", edge + side * 1.4, 34.0, 102.0, -2.0)
-                add("sign", edge + side * 0.8, 70.0, 140.0, -2.0)
             else:
                 add("tree", edge + side * float(rng.uniform(6.0, 9.0)), float(rng.uniform(9, 26)), 200.0, -4.0)
                 add("tree", edge + side * float(rng.uniform(12.0, 22.0)), float(rng.uniform(8, 20)), 216.0, 6.0)
-                add("sign", edge + side * 1.8, 55.0, 165.0, -2.0)
-                if rng.random() < 0.3:
-                    add("house", edge + side * 26.0, 60.0, 200.0, 10.0)
-                if rng.random() < 0.4:
-                    add("thing", edge + side * 1.6, 40.0, 120.0, -2.0)
 
     def _actor(self, number: int, slot: int, lap: int, s: float, seconds: float) -> Actor:
         stream = self._streams[number]
@@ -174,7 +166,7 @@ class Traffic:
         rng, stream = np.random.default_rng((*self._key, number, slot, lap & 0xFFFFFFFF)), self._streams[number]
         kind, time, weather = stream.kind, self._conditions.time, self._conditions.weather
         dark = time == "night" or (time == "dusk" and rng.random() < 0.7)
-        lamps = (dark or weather in ("rain", "fog", "snow")) and kind != "parked"
+        lamps = (dark or weather in ("rain", "fog", "haze")) and kind != "parked"
         jitter = float(rng.random())
         if kind in ("vehicle", "oncoming", "parked"):
             braking = bool(rng.random() < 0.15)
@@ -183,16 +175,49 @@ class Traffic:
             return vehicles.car(rng, lamps, braking), CAR, jitter
         if kind in ("walker", "stander", "crosser"):
             return pedestrians.Person.random(rng), PEDESTRIAN, jitter
-        if kind in ("house", "block"):
-            lit = {"day": 0.0, "dusk": 0.3, "night": 0.45}[time]
-            return roadside.house(rng, lit, kind == "block", weather == "snow"), None, jitter
         if kind == "tree":
-            return roadside.tree(rng, weather == "snow"), None, jitter
-        if kind == "lamp":
-            return roadside.lamp_post(rng, time == "night", 1 if stream.d < 0 else -1), None, jitter
-        return (roadside.sign if kind == "sign" else roadside.street_furniture)(rng), None, jitter
+            return _tree(rng), None, jitter
+        lit = {"day": 0.0, "dusk": 0.3, "night": 0.45}[time]
+        return _house(rng, lit, kind == "block"), None, jitter
 
 
 @lru_cache(maxsize=4096)
 def _figure(person: pedestrians.Person, step: int, stride: float, side_on: float) -> Mesh:
     return person.figure(step * 2 * np.pi / _STEPS, stride, side_on)
+
+
+def _tree(rng: np.random.Generator) -> Mesh:
+    """A conifer or a broad-leaved tree; flat, to be turned to the camera."""
+    m = MeshBuilder()
+    leaf = varied(rng, one_of(rng, _LEAVES), 14)
+    tall = rng.uniform(4.5, 11.0)
+    conifer = rng.random() < 0.4
+    m.panel(-0.03 * tall, 0.0, 0.03 * tall, 0.45 * tall, varied(rng, (74, 60, 48), 10))
+    for k in range(4 if conifer else 6):
+        tone = toned(leaf, 0.68 + 0.08 * k)
+        if conifer:
+            low, high, half = (0.15 + 0.2 * k) * tall, min(1.0, 0.48 + 0.2 * k) * tall, (0.25 - 0.05 * k) * tall
+            m.polygon([(-half, low), (half, low), (0.12 * half, high), (-0.12 * half, high)], tone)
+        else:
+            x, y = rng.uniform(-0.2, 0.2) * tall, rng.uniform(0.52, 0.82) * tall
+            m.blob(x, y, rng.uniform(0.15, 0.25) * tall, rng.uniform(0.13, 0.21) * tall, tone)
+    return m.build()
+
+
+def _house(rng: np.random.Generator, lit: float, tall: bool) -> Mesh:
+    """A house or a block of flats; lit: share of lit windows. It is centred at x = 0."""
+    m = MeshBuilder()
+    floors = int(rng.integers(4, 9)) if tall else int(rng.integers(1, 3))
+    half, deep = rng.uniform(5.0, 8.0) if tall else rng.uniform(3.5, 5.5), rng.uniform(6.0, 11.0)
+    wall, roof, top = varied(rng, one_of(rng, _WALLS), 16), varied(rng, one_of(rng, _ROOFS), 10), 3.0 * floors + 0.4
+    faces = m.prism((half, -deep, deep), (half, -deep, deep), 0.0, top, wall)
+    if not tall:
+        m.prism((half + 0.4, -deep, deep), (0.4, -deep, deep), top, top + rng.uniform(1.6, 2.8), roof)
+    dark = varied(rng, (66, 76, 88), 14)
+    for side, columns in (("back", 3), ("left", 5), ("right", 5)):
+        for k, floor in np.ndindex(columns, floors):
+            glows = bool(rng.random() < lit)
+            colour = (250.0, 208.0, 130.0) if glows else toned(dark, rng.uniform(0.8, 1.25))
+            x, y = (k + 0.24) / columns, (floor * 3.0 + 1.0) / top
+            m.patch(faces[side], x, y, x + 0.52 / columns, y + 1.35 / top, colour, 0.6 * glows)
+    return m.build()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from multi_dnn_ros.training.rendering.camera import Points
@@ -14,57 +12,41 @@ _PAINTS: tuple[Colour, ...] = (
     (150, 26, 30), (178, 44, 36), (28, 52, 108), (44, 86, 150), (24, 74, 62), (96, 112, 70),
     (196, 160, 60), (168, 96, 40), (112, 40, 60), (214, 202, 176), (62, 118, 130),
 )  # fmt: skip
-_TIPPERS: tuple[Colour, ...] = ((196, 120, 40), (92, 96, 100), (60, 96, 70), (170, 60, 40))
 _GLASS: Colour = (52, 62, 74)
 _TYRE: Colour = (24, 24, 25)
 _HUB: Colour = (132, 134, 138)
 _UNDER: Colour = (20, 20, 22)
+#: Colour and glow of head lamps that are off and on.
+_HEAD: tuple[tuple[Colour, float], ...] = (((214, 218, 222), 0.0), ((255, 246, 214), 1.0))
 
 
-class _Body(NamedTuple):
-    """Proportions of a car, metres; belt, rear and screen are shares of its height and length."""
-
-    length: float
-    width: float
-    height: float
-    belt: float
-    floor: float
-    wheel: float
-    hood: float
-    rear: float
-    slope: float
-    screen: float
-
-
-_SALOON = _Body(4.6, 1.8, 1.45, 0.62, 0.27, 0.32, 0.22, 0.17, 0.62, 0.28)
-#: In the order of their probabilities in `car`.
+#: Proportions of saloon, hatchback, estate and SUV: length, width, height, heights of floor and wheels, depths of hood
+#: and rear window in metres; belt, rear and screen are shares of height and length.
 _BODIES = (
-    _SALOON,
-    _SALOON._replace(length=4.0, rear=0.03, slope=0.34, screen=0.25),  # hatchback
-    _SALOON._replace(rear=0.02, slope=0.2, screen=0.27),  # estate
-    _Body(4.6, 1.92, 1.74, 0.6, 0.34, 0.36, 0.16, 0.03, 0.22, 0.25),  # SUV
+    (4.6, 1.8, 1.45, 0.27, 0.32, 0.22, 0.62, 0.62, 0.17, 0.28),
+    (4.0, 1.8, 1.45, 0.27, 0.32, 0.22, 0.34, 0.62, 0.03, 0.25),
+    (4.6, 1.8, 1.45, 0.27, 0.32, 0.22, 0.2, 0.62, 0.02, 0.27),
+    (4.6, 1.92, 1.74, 0.34, 0.36, 0.16, 0.22, 0.6, 0.03, 0.25),
 )
 
 
 def car(rng: np.random.Generator, lamps_on: bool, braking: bool = False) -> Mesh:
     """A saloon, hatchback, estate or SUV, about 4 to 5 m long, facing +z, its middle above the origin."""
-    shape = _BODIES[int(rng.choice(4, p=[0.34, 0.26, 0.14, 0.26]))]
-    length = shape.length * rng.uniform(0.94, 1.06)
-    width = shape.width * rng.uniform(0.95, 1.05)
-    height = shape.height * rng.uniform(0.96, 1.05)
-    belt, floor = height * shape.belt, shape.floor
+    sizes = _BODIES[int(rng.choice(4, p=[0.34, 0.26, 0.14, 0.26]))]
+    length, width, height, floor, wheel, hood, slope, belt, rear, screen = sizes
+    length, width, height = (length, width, height) * rng.uniform((0.94, 0.95, 0.96), (1.06, 1.05, 1.05))
+    belt, rear, screen = belt * height, rear * length, screen * length
     paint = varied(rng, one_of(rng, _PAINTS), 14, 8, 245)
     half, back, front = width / 2, -length / 2, length / 2
     m = MeshBuilder()
     chassis = (half * 0.9, back + 0.15, front - 0.15)
     m.prism(chassis, chassis, 0.16, floor + 0.1, _UNDER)
     lower = m.prism((half, back, front), (half, back, front), floor, floor + 0.22, toned(paint, 0.82))
-    shoulder = (half * 0.95, back + 0.06, front - shape.hood)
+    shoulder = (half * 0.95, back + 0.06, front - hood)
     body = m.prism((half, back, front), shoulder, floor + 0.22, belt, paint, toned(paint, 1.08))
-    _wheels(m, half, (back + 0.18 * length, front - 0.18 * length), shape.wheel)
-    rear, screen = shape.rear * length, shape.screen * length
+    _wheels(m, half, (back + 0.18 * length, front - 0.18 * length), wheel)
     sill = (half * 0.93, back + rear, front - screen)
-    top = (half * 0.74, back + rear + shape.slope, front - screen - 0.75)
+    top = (half * 0.74, back + rear + slope, front - screen - 0.75)
     cabin = m.prism(sill, top, belt, height, toned(paint, 0.96), toned(paint, 1.1))
     glass = toned(_GLASS, rng.uniform(0.7, 1.35))
     m.patch(cabin["back"], 0.08, 0.12, 0.92, 0.88, glass)
@@ -73,34 +55,29 @@ def car(rng: np.random.Generator, lamps_on: bool, braking: bool = False) -> Mesh
         m.patch(cabin[side], 0.07, 0.12, cut - 0.02, 0.86, glass)
         m.patch(cabin[side], cut + 0.02, 0.12, 0.93, 0.86, glass)
     wide = rng.uniform(0.13, 0.22)
-    _rear_lamps(m, body["back"], (0.03, 0.97 - wide), wide, 0.42, 0.82, lamps_on, braking)
     m.patch(body["back"], 0.36, 0.16, 0.64, 0.42, (208, 206, 190))
     m.patch(lower["back"], 0.04, 0.05, 0.96, 0.55, toned(paint, 0.45))
-    _head_lamps(m, body["front"], (0.04, 0.96 - wide), wide, 0.42, 0.8, lamps_on)
     m.patch(body["front"], 0.28, 0.3, 0.72, 0.72, (34, 35, 38))
     m.patch(lower["front"], 0.2, 0.1, 0.8, 0.8, (30, 31, 34))
-    m.patch(lower["front"], 0.38, 0.3, 0.62, 0.95, (214, 212, 200))
+    _lamps(m, body["back"], (0.03, 0.97 - wide), wide, 0.42, 0.82, *_rear(lamps_on, braking))
+    _lamps(m, body["front"], (0.04, 0.96 - wide), wide, 0.42, 0.8, *_HEAD[lamps_on])
     return m.build()
 
 
 def truck(rng: np.random.Generator, lamps_on: bool, braking: bool = False, oncoming: bool = False) -> Mesh:
-    """A box van on a lorry chassis, a tipper or an articulated lorry, 6 to 13 m long, facing +z.
+    """A box van on a lorry chassis, or an articulated lorry, 6 to 13 m long, facing +z.
 
     oncoming: seen from the front, so the cab is painted over the load, not under it.
     """
-    shape = ("box", "tipper", "articulated")[int(rng.choice(3, p=[0.5, 0.2, 0.3]))]
+    long = rng.random() < 0.3
     width = 2.45 * rng.uniform(0.95, 1.04)
-    length = {"box": 7.0, "tipper": 7.2, "articulated": 12.5}[shape] * rng.uniform(0.9, 1.08)
-    tall = {"box": 3.3, "tipper": 2.6, "articulated": 3.8}[shape] * rng.uniform(0.94, 1.06)
+    length = (12.5 if long else 7.0) * rng.uniform(0.9, 1.08)
+    tall = (3.8 if long else 3.2) * rng.uniform(0.9, 1.06)
     half, back, front = width / 2, -length / 2, length / 2
-    long = shape == "articulated"
     nose = front - (2.0 if long else 1.75)
     paint = varied(rng, one_of(rng, _PAINTS), 14, 8, 245)
     pale = rng.uniform(190, 240)
-    if shape == "tipper":
-        load = one_of(rng, _TIPPERS)
-    else:
-        load = (pale, pale, pale * 0.98) if rng.random() < 0.55 else varied(rng, one_of(rng, _PAINTS), 14, 8, 245)
+    load = (pale, pale, pale * 0.98) if rng.random() < 0.55 else varied(rng, one_of(rng, _PAINTS), 14, 8, 245)
     m = MeshBuilder()
     chassis = (half * 0.82, back + 0.1, front - 0.2)
     m.prism(chassis, chassis, 0.42, 1.0, (36, 36, 38))
@@ -109,17 +86,15 @@ def truck(rng: np.random.Generator, lamps_on: bool, braking: bool = False, oncom
     top = min(tall, 3.2 if long else 2.75)
     if not oncoming:
         _cab(m, half, nose + 0.12, front, top, paint, lamps_on)
-    faces = m.prism(
-        (half, back, nose), (half, back, nose), 1.0, tall, load, toned(load, 0.9 if shape == "tipper" else 1.05)
-    )
-    _cargo_marks(m, faces, load, shape == "tipper", rng)
+    faces = m.prism((half, back, nose), (half, back, nose), 1.0, tall, load, toned(load, 1.05))
+    for left in (0.02, 0.52):  # the two leaves of the rear doors
+        m.patch(faces["back"], left, 0.03, left + 0.46, 0.97, toned(load, 0.93))
     if oncoming:
         _cab(m, half, nose + 0.12, front, top, paint, lamps_on)
     z, wide = back - 0.01, half * 0.95
     bar = np.array([[-wide, 0.55, z], [wide, 0.55, z], [wide, 0.95, z], [-wide, 0.95, z]])
     m.polygon(bar, (40, 40, 42), one_sided=True)
-    _rear_lamps(m, bar, (0.03, 0.8), 0.17, 0.3, 0.85, lamps_on, braking)
-    m.patch(bar, 0.4, 0.25, 0.6, 0.8, (206, 204, 188))
+    _lamps(m, bar, (0.03, 0.8), 0.17, 0.3, 0.85, *_rear(lamps_on, braking))
     return m.build()
 
 
@@ -129,27 +104,7 @@ def _cab(m: MeshBuilder, half: float, back: float, front: float, top: float, pai
     m.patch(cab["front"], 0.2, 0.2, 0.8, 0.42, (40, 41, 44))
     m.patch(cab["left"], 0.1, 0.5, 0.7, 0.84, _GLASS)
     m.patch(cab["right"], 0.3, 0.5, 0.9, 0.84, _GLASS)
-    _head_lamps(m, cab["front"], (0.04, 0.82), 0.14, 0.05, 0.16, lamps_on)
-
-
-def _cargo_marks(
-    m: MeshBuilder, cargo: dict[str, Points], load: Colour, is_tipper: bool, rng: np.random.Generator
-) -> None:
-    if is_tipper:
-        for side, count in (("left", 5), ("right", 5), ("back", 2)):
-            for k in range(count):
-                left = (k + 0.5) / count - 0.02
-                m.patch(cargo[side], left, 0.05, left + 0.04, 0.95, toned(load, 0.8))
-        return
-    for left in (0.02, 0.52):  # the two leaves of the rear doors
-        m.patch(cargo["back"], left, 0.03, left + 0.46, 0.97, toned(load, 0.93))
-    for left in (0.44, 0.54):
-        m.patch(cargo["back"], left, 0.08, left + 0.02, 0.92, toned(load, 0.6))
-    if rng.random() < 0.6:
-        band = varied(rng, one_of(rng, _PAINTS), 14, 8, 245)
-        low = rng.uniform(0.25, 0.5)
-        for side in ("left", "right"):
-            m.patch(cargo[side], 0.08, low, rng.uniform(0.5, 0.92), low + rng.uniform(0.12, 0.3), band)
+    _lamps(m, cab["front"], (0.04, 0.82), 0.14, 0.05, 0.16, *_HEAD[lamps_on])
 
 
 def _wheels(m: MeshBuilder, half: float, axles: tuple[float, ...], radius: float) -> None:
@@ -160,23 +115,14 @@ def _wheels(m: MeshBuilder, half: float, axles: tuple[float, ...], radius: float
                 m.disc(centre, radius * share, colour, side, sides)
 
 
-def _rear_lamps(
-    m: MeshBuilder, face: Points, lefts: tuple[float, float], wide: float, low: float, high: float, lamps_on: bool,
-    braking: bool,
+def _rear(lamps_on: bool, braking: bool) -> tuple[Colour, float]:
+    """Colour and glow of rear lamps."""
+    return (235, 40, 30) if lamps_on or braking else (150, 24, 24), 1.0 if braking else 0.85 if lamps_on else 0.0
+
+
+def _lamps(
+    m: MeshBuilder, face: Points, lefts: tuple[float, float], wide: float, low: float, high: float, colour: Colour,
+    glow: float,
 ) -> None:  # fmt: skip
-    red: Colour = (235, 40, 30) if lamps_on or braking else (150, 24, 24)
     for left in lefts:
-        m.patch(face, left, low, left + wide, high, red, 1.0 if braking else 0.85 if lamps_on else 0.0)
-
-
-def _head_lamps(
-    m: MeshBuilder, face: Points, lefts: tuple[float, float], wide: float, low: float, high: float, lamps_on: bool
-) -> None:
-    for left in lefts:
-        m.patch(face, left, low, left + wide, high, (255, 246, 214) if lamps_on else (214, 218, 222), float(lamps_on))
-
-
-def footprint(mesh: Mesh) -> Points:
-    """(4, 3) corners of the ground below a mesh, for its shadow."""
-    (x0, _, z0), (x1, _, z1) = mesh.points.min(axis=0), mesh.points.max(axis=0)
-    return np.array([[x0, 0.0, z0], [x1, 0.0, z0], [x1, 0.0, z1], [x0, 0.0, z1]])
+        m.patch(face, left, low, left + wide, high, colour, glow)
