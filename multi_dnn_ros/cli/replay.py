@@ -118,9 +118,10 @@ def run(args: argparse.Namespace) -> int:
             bar.update()
 
         counts = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
-        content = {"streams": list(map(vars, counts.values())), "input_damage": bag.damage}
+        streams = list(map(vars, counts.values()))
+        content = {"streams": streams, "input_damage": bag.damage}
         writer.add_file("summary.json", json.dumps(content, indent=2) + "\n")
-    print(rows_table(content["streams"]))
+    print(rows_table(streams))
     for text in (*bag.notes, *bag.damage):
         print(f"warning: {text}", file=sys.stderr)
     print(f"written to {args.out_bag}")
