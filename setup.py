@@ -8,9 +8,7 @@ setup(
     name=package_name,
     version="0.1.0",
     packages=find_packages(include=["multi_dnn_ros", "multi_dnn_ros.*"]),
-    package_data={
-        package_name: ["extensions.ini", "weights/*.safetensors", "weights/*.onnx", "calibration_images/*.jpg"]
-    },
+    package_data={package_name: ["extensions.ini", "weights/*", "calibration_images/*.jpg"]},
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{package_name}"]),
         (f"share/{package_name}", ["package.xml"]),
@@ -41,8 +39,6 @@ setup(
         "rosbags>=0.11,<0.12",
         "safetensors>=0.4",
         "setuptools",
-        "torch>=2.8",
-        "torchvision>=0.23",
         "tqdm>=4.60",
     ],
     extras_require={
@@ -56,23 +52,25 @@ setup(
             "ros-jazzy-sensor-msgs>=5.3,<6; platform_machine == 'x86_64'",
             "ros-jazzy-std-srvs>=5.3,<6; platform_machine == 'x86_64'",
         ],
+        # GPUs, and on a CPU models that are neither .onnx files nor built-in.
+        "torch": ["torch>=2.8", "torchvision>=0.23"],
         # For decompose, retrain, evaluate, profile and demo; their reports contain plots.
         "offline": [
-            "multi_dnn_ros[plots]",
+            "multi_dnn_ros[plots,torch]",
             "pycocotools>=2.0.7",
             "scikit-learn>=1.0",
             "scipy>=1.8",
             "tensorly>=0.9,<0.11",
         ],
-        # For DNNs in .onnx files.
-        "onnx": ["onnx2torch>=1.5.15,<2"],
+        # For .onnx files on a GPU and in the offline tools.
+        "onnx": ["multi_dnn_ros[torch]", "onnx2torch>=1.5.15,<2"],
         # Plots of reports and benchmarks.
         "plots": ["matplotlib>=3.5"],
         # For several trainings on shared GPUs, and for work on several hosts.
         "ray": ["ray>=2.9,<3"],
         # Power, temperature and clocks of NVIDIA GPUs in the diagnostics.
         "nvml": ["nvidia-ml-py>=12"],
-        "all": ["multi_dnn_ros[nvml,offline,onnx,plots,ray]"],
+        "all": ["multi_dnn_ros[nvml,offline,onnx,plots,ray,torch]"],
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",

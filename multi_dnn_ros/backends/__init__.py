@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from multi_dnn_ros.backends.gates import Gate
 
-Tensors = tuple[torch.Tensor, ...]
+#: Values carried between stages: PyTorch's tensors or, where ONNX Runtime serves on a CPU, NumPy arrays.
+Tensors = tuple[Any, ...]
 Stage = Callable[[Tensors], Tensors]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-
-import torch
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.common.errors import error_and_causes, summarize_error
+
+if TYPE_CHECKING:
+    import torch
 
 _NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 _FAILURE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_STATUS")
@@ -16,7 +18,7 @@ _REQUEST = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the error, or an error that caused it, says that the GPU ran out of memory."""
     return any(
-        isinstance(each, torch.OutOfMemoryError) or (isinstance(each, RuntimeError) and _NO_MEMORY.search(str(each)))
+        type(each).__name__ == "OutOfMemoryError" or (isinstance(each, RuntimeError) and _NO_MEMORY.search(str(each)))
         for each in error_and_causes(error)
     )
 
@@ -40,6 +42,8 @@ def memory_shortage(error: BaseException, device: torch.device, allocated_before
     wanted = f"a request for {request.group(1)} failed" if request else summarize_error(error)
     if device.type != "cuda":
         return wanted
+    import torch
+
     allocated = torch.cuda.memory_allocated(device)
     free, total = torch.cuda.mem_get_info(device)
     return (

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from multi_dnn_ros.backends.cuda_driver import wait_without_polling
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
+if TYPE_CHECKING:
+    import torch
+
 log = logging.getLogger(__name__)
 
 #: A decoded image on the device, (H, W, 3) uint8 RGB, contiguous, and an event after which it is complete; None: it is.
-Decoded = tuple[torch.Tensor, "torch.cuda.Event | None"]
+Decoded = tuple[Any, Any]
 #: Thread-safe. Raises any exception if it cannot decode the file.
 DecodeOnDevice = Callable[[JpegFile], Decoded]
 
@@ -42,6 +43,7 @@ class NvJpeg:
     """
 
     def __init__(self, device: torch.device) -> None:
+        import torch
         from torchvision.io import ImageReadMode, decode_jpeg
 
         self._decode = decode_jpeg
@@ -51,6 +53,8 @@ class NvJpeg:
         self._stream = torch.cuda.Stream(self._device)
 
     def __call__(self, file: JpegFile) -> Decoded:
+        import torch
+
         data = torch.from_numpy(file.data)
         with self._lock, torch.cuda.stream(self._stream):
             # torchvision writes to memory of the current stream on its own stream, without waiting for the current one
@@ -64,7 +68,7 @@ class NvJpeg:
 
 
 #: By type of device, makes the function that decodes there; it may raise any exception if that is impossible.
-JPEG_DECODERS: dict[str, Callable[[torch.device], DecodeOnDevice]] = {"cuda": NvJpeg}
+JPEG_DECODERS: dict[str, Callable[[Any], DecodeOnDevice]] = {"cuda": NvJpeg}
 
 
 class JpegDecoder:
@@ -144,6 +148,8 @@ def _stop_polling(device: torch.device) -> None:
     By default it polls. While DNNs keep the GPU busy, that costs more CPU time than decoding on the CPU.
     """
     try:
+        from multi_dnn_ros.backends.cuda_driver import wait_without_polling
+
         wait_without_polling(device)
     except (RuntimeError, AttributeError) as error:
         if is_device_failure(error):
@@ -153,6 +159,8 @@ def _stop_polling(device: torch.device) -> None:
 
 def _to_host(image: torch.Tensor) -> np.ndarray[Any, Any]:
     if image.device.type == "cuda":
+        import torch
+
         torch.cuda.synchronize(image.device)  # it was written on another stream
     return image.cpu().numpy()
 

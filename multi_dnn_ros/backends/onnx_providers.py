@@ -12,15 +12,18 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.machine_cache import Key, MachineCache
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.reporting import cpu_model
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -315,12 +318,14 @@ def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: st
 
 def hardware_facts(device: torch.device) -> dict[str, str]:
     """Name of the processor and the versions that decide whether a compiled network or a time is valid."""
-    facts = {"torch": torch.__version__}
+    facts = {"torch": version("torch")} if find_spec("torch") is not None else {}
     with contextlib.suppress(ImportError):
         import onnxruntime
 
         facts["onnxruntime"] = onnxruntime.__version__
     if device.type == "cuda":
+        import torch
+
         properties = torch.cuda.get_device_properties(device)
         capability = f"{properties.major}.{properties.minor}"
         return {"gpu": properties.name, "compute capability": capability, "cuda": str(torch.version.cuda), **facts}

@@ -6,18 +6,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.host import CPU as HOST
 from multi_dnn_ros.backends.onnx_providers import CPU, Choice, ProviderError, first_working
-from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
 from multi_dnn_ros.backends.registry import BackendRequest, BackendSpec
 from multi_dnn_ros.common.errors import summarize_error
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from multi_dnn_ros.backends.quantization import Calibration
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class OnnxRuntime:
     ) -> tuple[Stage, ...]:
         """An onnx.ModelProto with fixed shapes as `jobs` stages. costs_s, limit_s: see OptimizedGraph.parts.
 
-        A session uses as many threads as PyTorch does at this call (``torch.get_num_threads()``). The stages may be
+        A session uses as many threads as `host.threads` says at this call. The stages may be
         called by any number of threads at once. Raises ProviderError if the providers are required and none works, and
         what ONNX Runtime raises.
         """
@@ -73,7 +72,7 @@ class OnnxRuntime:
                 choice=choice, dnn=self._dnn,
             )  # fmt: skip
 
-        ready, failures = first_working(self._providers, torch.device("cpu"), "auto", self._dnn, make, log_last=False)
+        ready, failures = first_working(self._providers, HOST, "auto", self._dnn, make, log_last=False)
         if ready is not None:
             return ready
         if self._required:
@@ -85,6 +84,9 @@ class OnnxRuntime:
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
     ) -> tuple[Stage, ...]:
         """PyTorch modules, each as one session. ValueError for a device that is not the CPU; raises ExportError."""
+
+        import torch
+
         from multi_dnn_ros.models.onnx_export import Positional, export
 
         if device.type != "cpu":
@@ -93,7 +95,7 @@ class OnnxRuntime:
         carried = inputs
         with torch.inference_mode():
             for stage in stages:
-                stage = Positional(stage.to(device).eval())
+                stage = Positional(stage.to("cpu").eval())
                 ready += self.prepare_graph(export(stage, carried), 1, shared=shared)
                 carried = stage(*carried)
         return tuple(ready)
@@ -124,6 +126,9 @@ def _version() -> str:
 
 def _make(request: BackendRequest) -> Backend:
     if request.device.type == "cuda":
+        from multi_dnn_ros.backends.cuda_graph import CudaGraph
+        from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
+
         sessions = OnnxRuntimeOnGpu(
             request.tolerance,
             request.dnn,

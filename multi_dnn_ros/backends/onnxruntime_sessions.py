@@ -6,18 +6,22 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnxruntime
-import torch
 
 from multi_dnn_ros.backends import Shared
+from multi_dnn_ros.backends.host import CPU as HOST
+from multi_dnn_ros.backends.host import threads
 from multi_dnn_ros.backends.onnx_providers import COMPILED, CPU, Choice, SessionRequest, compiled_folder, make_session
 from multi_dnn_ros.backends.thread_priority import call_at_kept_priority
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, Part
 from multi_dnn_ros.models.onnx_graph import memory_file
+
+if TYPE_CHECKING:
+    import torch
 
 #: Weights of at least this size are stored outside the sessions, which can then share them.
 _MIN_SHARED_BYTES = 1024
@@ -84,20 +88,26 @@ class SessionStage:
             if choice.provider is CPU:
                 self.weights, self._session = _session(part.model, shared)
             else:
-                self._session = provider_session(part.model, choice, torch.device("cpu"), dnn=dnn)
+                self._session = provider_session(part.model, choice, HOST, dnn=dnn)
 
     def __call__(self, carried: Sequence[Any]) -> tuple[Any, ...]:
-        as_tensors = isinstance(carried[0], torch.Tensor)
+        as_tensors = not isinstance(carried[0], np.ndarray)
         values = {**self._constants, **dict(zip(self._input_names, map(_array, carried), strict=True))}
         if self._session is not None:
             fed = {name: value for name, value in values.items() if name in self._session_inputs}
             values.update(zip(self._session_outputs, self._session.run(self._session_outputs, fed), strict=True))
         results = tuple(values[name] for name in self._output_names)
-        return tuple(map(torch.as_tensor, results)) if as_tensors else results
+        return _tensors(results) if as_tensors else results
 
 
 def _array(value: Any) -> Any:
-    return value.contiguous().numpy() if isinstance(value, torch.Tensor) else np.ascontiguousarray(value)
+    return np.ascontiguousarray(value if isinstance(value, np.ndarray) else value.numpy())
+
+
+def _tensors(values: Sequence[Any]) -> tuple[Any, ...]:
+    import torch
+
+    return tuple(map(torch.as_tensor, values))
 
 
 def provider_session(
@@ -107,7 +117,7 @@ def provider_session(
 
     device, precision, stream: see SessionRequest. Raises ProviderError and what ONNX Runtime raises.
     """
-    request = SessionRequest(device, precision, torch.get_num_threads(), stream, choice.target)
+    request = SessionRequest(device, precision, threads(), stream, choice.target)
     options = _session_options(optimize=choice.provider.optimize)
     folder = compiled_folder(model, choice, request, dnn)
     if folder is None:
@@ -120,7 +130,7 @@ def provider_session(
 
 def _session_options(*, optimize: bool) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     if not optimize:

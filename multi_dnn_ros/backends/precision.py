@@ -14,16 +14,11 @@ from torch import fx, nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.errors import summarize_error
 
 log = logging.getLogger(__name__)
 
-#: TF32 and bfloat16 arithmetic need compute capability 8.0 (Ampere; Orin is 8.7, Xavier 7.2).
-AMPERE = (8, 0)
-_OF_AMPERE = ("tf32", "bf16")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _STRIDED = ("as_strided", "new_empty_strided", "empty_strided")
 
@@ -65,20 +60,6 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("int8", torch.float32),  # between stages; ONNX Runtime computes in integers
     )
 }
-
-
-def allowed_precisions(device_type: str, backend: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """Names of the precisions that are possible on a type of device with a backend.
-
-    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: compute capability of the GPU. TF32
-    is a setting of the whole process. It can differ between DNNs only if a CUDA graph fixes it at capture time; a stage
-    that cannot be captured uses the process's setting.
-    """
-    names = BACKENDS.get(backend).precisions.get(device_type, ())
-    ampere = capability is not None and capability >= AMPERE
-    if device_type == "cuda":
-        return tuple(name for name in names if ampere or name not in _OF_AMPERE)
-    return tuple(name for name in names if name != "int8" or has_int8_products())
 
 
 class InPrecision:

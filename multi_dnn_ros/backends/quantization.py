@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
-import torch
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.models.onnx_graph import optimized, quiet_options
+
+Floats = npt.NDArray[np.float64]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class Calibration:
 
         ValueError for fewer than four images.
         """
-        every = [tuple(torch.cat([tensor] * (rows // len(tensor))) for tensor in inputs) for inputs in self.inputs()]
+        every = [tuple(np.concatenate([each] * (rows // len(each))) for each in inputs) for inputs in self.inputs()]
         if len(every) < _HELD_OUT:
             raise ValueError(f"{len(every)} calibration images; required: at least {_HELD_OUT}")
         return (
@@ -101,10 +103,7 @@ def _outputs(model: onnx.ModelProto, images: Sequence[Tensors]) -> list[Tensors]
         model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
     )
     names = [value.name for value in session.get_inputs()]
-    return [
-        tuple(map(torch.from_numpy, session.run(None, dict(zip(names, map(np.asarray, image), strict=True)))))
-        for image in images
-    ]
+    return [tuple(session.run(None, dict(zip(names, image, strict=True)))) for image in images]
 
 
 def _quantized(
@@ -143,13 +142,13 @@ def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> 
     for index, (found, wanted) in enumerate(zip(zip(*results, strict=True), zip(*expected, strict=True), strict=True)):
         if [(f.shape, f.dtype) for f in found] != [(w.shape, w.dtype) for w in wanted]:
             raise ValueError(f"output {index} has another shape or type")
-        own, right = (torch.stack([tensor.double() for tensor in tensors]) for tensors in (found, wanted))
-        if not wanted[0].is_floating_point():
-            share = float((own != right).double().mean())
+        own, right = (np.stack(arrays).astype(np.float64) for arrays in (found, wanted))
+        if not np.issubdtype(wanted[0].dtype, np.floating):
+            share = float((own != right).mean())
             if share > _MAX_DIFFERENT:
                 raise ValueError(f"output {index} differs in {share:.1%} of its values, allowed: {_MAX_DIFFERENT:.0%}")
             continue
-        if not bool(own.isfinite().all() and right.isfinite().all()):
+        if not (np.isfinite(own).all() and np.isfinite(right).all()):
             raise ValueError(f"output {index} holds NaN or infinite values")
         error, scale = _worst(own, right)
         if error > TOLERANCE * scale + 1e-6:
@@ -159,7 +158,7 @@ def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> 
             )
 
 
-def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+def _worst(own: Floats, right: Floats) -> tuple[float, float]:
     """(root mean square error, standard deviation) of the worst channel of an output, (images, batch, ...).
 
     Boxes in pixels and scores are often rows of one tensor, in which errors of the scores would be negligible compared
@@ -168,11 +167,11 @@ def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """
     if own.ndim >= 5 or (own.ndim == 4 and min(own.shape[2:]) < max(own.shape[2:])):
         axis = min(range(2, own.ndim), key=lambda each: own.shape[each])
-        own, right = (tensor.movedim(axis, 0).flatten(1) for tensor in (own, right))
+        own, right = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (own, right))
     else:
         own, right = own.reshape(1, -1), right.reshape(1, -1)
-    errors = (own - right).square().mean(1).sqrt()
-    scales = right.std(1, correction=0).clamp(min=1e-4 * float(right.std(correction=0)))
+    errors = np.sqrt(np.square(own - right).mean(1))
+    scales = right.std(1).clip(min=1e-4 * float(right.std()))
     worst = int((errors - TOLERANCE * scales).argmax())
     return float(errors[worst]), float(scales[worst])
 

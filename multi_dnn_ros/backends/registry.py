@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.backends import Backend, Tensors
+from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.common import extensions
 
+if TYPE_CHECKING:
+    import torch
+
+#: TF32 and bfloat16 arithmetic need compute capability 8.0 (Ampere; Orin is 8.7, Xavier 7.2).
+AMPERE = (8, 0)
+_OF_AMPERE = ("tf32", "bf16")
 ALL_PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 
 
@@ -23,18 +28,18 @@ class BackendRequest:
     """What a backend is created for.
 
     device: the device that the stages run on. tolerance: largest accepted error of a compiled or captured stage,
-    relative to the scale of its results. dtype: number format of the layers. dnn: its name, for messages. progress:
-    called with a line for each slow step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns
-    the DNN's inputs for images of its camera; always given with int8. single_launch: on a CPU, whether to prepare all
-    stages as one call, too (see static_stages.single_launches); on a GPU, whether to capture them as one graph.
-    branches: the parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on
-    this device. providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of
-    `providers` works, instead of running another backend.
+    relative to the scale of its results. dtype: number format of the layers; None: float32. dnn: its name, for
+    messages. progress: called with a line for each slow step. precision: value of the parameter `dnn.<dnn>.precision`.
+    calibration: returns the DNN's inputs for images of its camera; always given with int8. single_launch: on a CPU,
+    whether to prepare all stages as one call, too (see static_stages.single_launches); on a GPU, whether to capture
+    them as one graph. branches: the parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend
+    without branches on this device. providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error
+    if none of `providers` works, instead of running another backend.
     """
 
     device: torch.device
     tolerance: float
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
     dnn: str = ""
     progress: Callable[[str], None] = _silent
     precision: str = "auto"
@@ -87,6 +92,20 @@ class BackendSpec:
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and all(isinstance(name, str) for name in value)
+
+
+def allowed_precisions(device_type: str, backend: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """Names of the precisions that are possible on a type of device with a backend.
+
+    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: compute capability of the GPU. TF32
+    is a setting of the whole process. It can differ between DNNs only if a CUDA graph fixes it at capture time; a stage
+    that cannot be captured uses the process's setting.
+    """
+    names = BACKENDS.get(backend).precisions.get(device_type, ())
+    ampere = capability is not None and capability >= AMPERE
+    if device_type == "cuda":
+        return tuple(name for name in names if ampere or name not in _OF_AMPERE)
+    return tuple(name for name in names if name != "int8" or has_int8_products())
 
 
 def library_version(spec: BackendSpec) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from multi_dnn_ros.backends import Stage, StaticStage, Tensors
+
+if TYPE_CHECKING:
+    import torch
 
 
 def single_launches(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
@@ -30,6 +34,8 @@ def stack_inputs(images: Sequence[Tensors], first: Stage) -> Tensors:
 
     The previous launches of the stages must have finished. Without memory of the right shape, new tensors are returned.
     """
+    if isinstance(images[0][0], np.ndarray):
+        return tuple(map(np.concatenate, zip(*images, strict=True)))
     memory = first.inputs if isinstance(first, StaticStage) else (None,) * len(images[0])
     return tuple(
         _concatenate(tensors, target) for tensors, target in zip(zip(*images, strict=True), memory, strict=True)
@@ -44,7 +50,8 @@ def split_rows(outputs: Tensors, images: int) -> list[Tensors]:
     if images == 1:
         return [outputs]
     # One split is several times faster than slicing each row.
-    return list(zip(*(tensor.split(1) for tensor in outputs), strict=True))[:images]
+    rows = (np.split(each, len(each)) if isinstance(each, np.ndarray) else each.split(1) for each in outputs)
+    return list(zip(*rows, strict=True))[:images]
 
 
 def copy_to(targets: Tensors, tensors: Tensors) -> None:
@@ -55,6 +62,8 @@ def copy_to(targets: Tensors, tensors: Tensors) -> None:
 
 
 def _concatenate(tensors: Tensors, target: torch.Tensor | None) -> torch.Tensor:
+    import torch
+
     if target is None or target.shape != (len(tensors), *tensors[0].shape[1:]):
         return torch.cat(tensors)
     torch.cat(tensors, out=target)

@@ -126,10 +126,7 @@ def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dn
 
 def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: list[str]) -> Dnn | None:
     """Fill in what was found out about MODEL, and each reason why the node cannot serve it; None: it cannot run."""
-    import torch
-
     from multi_dnn_ros.common.errors import summarize_error
-    from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.decoders.layout import shape_text
     from multi_dnn_ros.decoders.registry import DECODERS
     from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
@@ -138,7 +135,6 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.models.onnx_cut import OptimizedGraph
     from multi_dnn_ros.models.onnx_header import read_onnx_header
-    from multi_dnn_ros.models.onnx_network import OnnxNetwork
     from multi_dnn_ros.models.sources import load_source
     from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -160,13 +156,10 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
         size = input_size(source, config)
         if size is None:
             raise ModelError(f"{args.model} has no input size of its own; give one with --size")
-        inputs = (torch.zeros(1, 3, size[1], size[0]),)
-        content |= {"input_size": list(size), "inputs": content.get("inputs", [shape_text(tuple(inputs[0].shape))])}
-        with suppress(ModelError, RuntimeError):  # a network that cannot be run is a problem below
-            counted = (
-                OptimizedGraph(source.module.model, standard_operators=True) if isinstance(source.module, OnnxNetwork)
-                else cost(source.network, inputs)
-            )  # fmt: skip
+        content |= {"input_size": list(size)}
+        content |= {"inputs": content.get("inputs", [shape_text((1, 3, size[1], size[0]))])}
+        with suppress(ModelError, RuntimeError, AttributeError):  # a network that cannot be run is a problem below
+            counted = OptimizedGraph(source.runnable.model, standard_operators=True)
             content |= {"macs": counted.macs, "parameters": counted.parameters}
         classes = source.classes
         named = args.decoder if args.decoder != "auto" else source.decoder
@@ -211,16 +204,14 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
 
 def _run_on_cpu(dnn: Dnn, config: DnnConfig) -> str:
     """Run the DNN on a black image as the node would on this CPU. Raises RuntimeError or ModelError."""
-    import torch
-
+    from multi_dnn_ros.backends.host import CPU
     from multi_dnn_ros.pipeline.build import make_task
     from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
     from multi_dnn_ros.planning.frame_times import run_on_black
 
-    device = torch.device("cpu")
-    task = make_task(dnn, config, ("camera",), choose_backend("auto", device, dnn=_NAME), device)
-    run_on_black(task, device, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))
-    return f"runs on the CPU, by {backend_name('auto', device, _NAME)}"
+    task = make_task(dnn, config, ("camera",), choose_backend("auto", CPU, dnn=_NAME), CPU)
+    run_on_black(task, CPU, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))
+    return f"runs on the CPU, by {backend_name('auto', CPU, _NAME)}"
 
 
 def _results(dnn: Dnn) -> dict[str, Any]:
@@ -256,9 +247,7 @@ def _yaml(config: DnnConfig, dnn: Dnn, source: Source, assumed: Mapping[str, obj
 
 
 def _draw_image(dnn: Dnn, image: Path, output: Path) -> None:
-    """Run the image through the network, layer by layer in float32, and write the picture with all results."""
-    import torch
-
+    """Run the image through the network in float32, and write the picture with all results."""
     from multi_dnn_ros.camera.sources import ImageSource
     from multi_dnn_ros.models.onnx_network import run_network
     from multi_dnn_ros.vision.drawing import draw
@@ -268,8 +257,7 @@ def _draw_image(dnn: Dnn, image: Path, output: Path) -> None:
 
     (source,) = ImageSource(image).items()
     pixels = source.image
-    (inputs,) = dnn.inputs(torch.from_numpy(pixels))
-    result = dnn.results(run_network(dnn.module, inputs.numpy()), pixels.shape[:2])
+    result = dnn.results(run_network(dnn.module, *dnn.array_inputs(pixels)), pixels.shape[:2])
     found = results_by_name(dnn.name, result)
     kinds = {result_name(dnn.name, name): RESULT_KINDS.get(each.result_kind) for name, each in dnn.outputs.items()}
     save_picture(output, draw(pixels, [Layer(name, kinds[name], part) for name, part in found.items()]))

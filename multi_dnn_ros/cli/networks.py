@@ -244,7 +244,7 @@ def calibration_inputs(network: Trainable, folder: str = "") -> list[Tensors]:
     from multi_dnn_ros.pipeline.calibration import calibration_images
     from multi_dnn_ros.training.samples import framed
 
-    return [network.input_of(framed(image.numpy(), network.framing)) for image in calibration_images(folder)]
+    return [network.input_of(framed(image, network.framing)) for image in calibration_images(folder)]
 
 
 def copies(target: Target) -> tuple[int, int]:

@@ -86,10 +86,15 @@ class Registry(Generic[T]):
             raise ExtensionError(f"{unusable} is not a {self._spec.__name__} with the name '{name}'")
         return spec
 
-    def usable(self) -> list[T]:
-        """Every specification that can be used, imported now. Logs one warning for each of the others."""
+    def usable(self, *, own: bool = True) -> list[T]:
+        """Every specification that can be used, imported now. Logs one warning for each of the others.
+
+        own: False: only those of other packages.
+        """
         found = []
         for name in self.names():
+            if not own and not distribution(self._group, name):
+                continue
             try:
                 found.append(self.get(name))
             except ExtensionError as error:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 #: Import name of each optional library -> extra.
 EXTRA_OF: Mapping[str, str] = {
     **dict.fromkeys(("pycocotools", "scipy", "sklearn", "tensorly"), "offline"),
+    **dict.fromkeys(("torch", "torchvision"), "torch"),
     "matplotlib": "plots", "onnx2torch": "onnx", "pynvml": "nvml", "ray": "ray",
 }  # fmt: skip
 

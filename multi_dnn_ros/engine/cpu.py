@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.host import CPU
+from multi_dnn_ros.backends.host import inference as inference_mode
 from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.inference import STOPPED, Inference
 from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.policies import Policy
 from multi_dnn_ros.engine.slots import Slots
 from multi_dnn_ros.engine.task import DnnTask
-
-_CPU = torch.device("cpu")
 
 
 class CpuRunner:
@@ -48,7 +46,7 @@ class CpuRunner:
             inference.drop_cause = STOPPED
             return
         try:
-            with torch.inference_mode():
+            with inference_mode():
                 self._run(inference)
         finally:
             if inference.drop_cause is not STOPPED:
@@ -90,7 +88,7 @@ class CpuRunner:
     def _inputs(self, inference: Inference) -> tuple[Tensors, Sequence[Stage]]:
         """The inputs of the first job, padded to the next available batch size, and the jobs."""
         task = inference.task
-        images = list(inference.images(_CPU, lambda error: False))
+        images = list(inference.images(CPU, lambda error: False))
         batch, stages = task.stages_for(len(images))
         whole = task.single_launch.get(batch)
         if whole is not None and self._may_run_whole(task):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
+from multi_dnn_ros.backends.host import CPU
 from multi_dnn_ros.engine.cpu import CpuRunner
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.gpu import AHEAD, GpuRunner
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, Result
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.engine.gpu import GpuRunner
 
 
 def _do_nothing(_: object) -> None:
@@ -55,22 +59,27 @@ class Engine:
         clock: Callable[[], int] = time.monotonic_ns,
         observer: Observer | None = None,
     ) -> None:
-        device = device or torch.device("cpu")
+        device = device or CPU
         _check(tasks, workers, device)
         self._clock = clock
         self._started = False
         order = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         observer = observer or NullObserver()
         callbacks = Callbacks(on_result, on_drop, on_failure)
+        ahead = 1
         self._cpu: CpuRunner | None = None
         self._gpu: GpuRunner | None = None
         if device.type == "cpu":
             self._cpu = CpuRunner(workers, order, lambda: [dnn.task for dnn in self._dnns.values()], clock, observer)
+        else:
+            from multi_dnn_ros.engine.gpu import AHEAD, GpuRunner
+
+            ahead = AHEAD
         self._dnns = {
             task.name: DnnThread(
                 task, callbacks, clock, observer, max_failures=max_failures,
                 run=None if self._cpu is None else self._cpu.run, wake=self._wake,
-                ahead=AHEAD if self._cpu is None else 1,
+                ahead=ahead,
             )
             for task in tasks
         }  # fmt: skip

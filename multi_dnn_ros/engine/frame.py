@@ -156,7 +156,7 @@ def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.T
 
     source = torch.from_numpy(image)
     if device.type != "cuda":
-        return source.to(device), None
+        return source, None
     if source.is_pinned():  # shared memory registered with CUDA is
         tensor = torch.empty(source.shape, dtype=source.dtype, device=device)
         enqueue_on(tensor.device).copy_from_host(tensor, source.data_ptr())

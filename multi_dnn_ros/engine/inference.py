@@ -93,8 +93,15 @@ class Inference:
             if inputs is not None:
                 return inputs
         if task.input_key is None or device.type != "cpu":
-            return task.preprocess(frame.tensor(device))
-        return frame.inputs(task.input_key, lambda: task.preprocess(frame.tensor(device)))
+            return task.preprocess(self._pixels(frame, device))
+        return frame.inputs(task.input_key, lambda: task.preprocess(self._pixels(frame, device)))
+
+    def _pixels(self, frame: Frame, device: torch.device) -> Any:
+        """The image in the form that the task takes."""
+        if not self.task.arrays:
+            return frame.tensor(device)
+        frame.decode_for(device)
+        return frame.image()
 
     def decode(self, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
         """The result of one item. None if its outputs cannot be decoded: the item is then dropped.

@@ -12,7 +12,6 @@ from multi_dnn_ros.engine.frame import Frame
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import torch
 
     from multi_dnn_ros.backends import Stage, Tensors
     from multi_dnn_ros.backends.captured_network import Network
@@ -28,7 +27,8 @@ class Gate(Protocol):
 class DnnTask:
     """One DNN, as the engine runs it: on a CPU a chain of stages, on a GPU a network in one launch.
 
-    preprocess: (H, W, 3) uint8 image on the device -> inputs of the network for one image.
+    preprocess: (H, W, 3) uint8 image on the device -> inputs of the network for one image. arrays: on a CPU, whether
+    image, inputs and outputs are NumPy arrays instead of PyTorch's tensors.
     decode: outputs on the CPU and the image's (height, width) -> result; runs in the DNN's thread.
     cameras: the cameras that the DNN serves; one mailbox each.
     stages: on a CPU; each takes the carried tensors of its predecessor and returns those of its successor; one job per
@@ -55,7 +55,7 @@ class DnnTask:
 
     name: str
     cameras: tuple[str, ...]
-    preprocess: Callable[[torch.Tensor], Tensors]
+    preprocess: Callable[[Any], Tensors]
     stages: tuple[Stage, ...]
     decode: Callable[[Tensors, tuple[int, int]], Any]
     priority: int = 0
@@ -72,6 +72,7 @@ class DnnTask:
     gate: Gate | None = field(default=None, hash=False)
     min_size: tuple[int, int] = (1, 1)
     input_key: Hashable = None
+    arrays: bool = False
 
     @property
     def max_batch(self) -> int:
@@ -107,11 +108,11 @@ class DnnTask:
         network = self.networks[1]
         return network.unpack(network.launch(inputs).cpu())[0]
 
-    def result(self, image: torch.Tensor) -> Any:
+    def result(self, image: Any) -> Any:
         """What the DNN finds in one image, (H, W, 3) uint8 on its device, from preprocessing to decoding."""
-        import torch
+        from multi_dnn_ros.backends.host import inference
 
-        with torch.inference_mode():
+        with inference():
             return self.decode(self.outputs(self.preprocess(image)), (image.shape[0], image.shape[1]))
 
 

@@ -6,8 +6,10 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 
 _WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
@@ -17,7 +19,12 @@ def _loader(module: str, function: str) -> Callable[[ModelRequest], Source]:
     """A function of another module of this package, which is imported when it is called."""
 
     def load(request: ModelRequest) -> Source:
-        found: Source = getattr(importlib.import_module(f"multi_dnn_ros.models.{module}"), function)(request)
+        try:
+            with optional(f"model '{request.config.model}', when it is first used,"):
+                implementation = importlib.import_module(f"multi_dnn_ros.models.{module}")
+        except MissingExtra as error:
+            raise ModelError(f"{request.where}{error}") from None
+        found: Source = getattr(implementation, function)(request)
         return found
 
     return load

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
+
+Image = npt.NDArray[np.uint8]
 
 #: Number of images. With fewer the ranges are unreliable; more take longer and change little.
 MIN_IMAGES, MAX_IMAGES = 8, 32
@@ -45,9 +48,9 @@ def calibration_files(folder: str, min_images: int = MIN_IMAGES) -> Sequence[Pat
 
 def calibration_inputs(
     folder: str,
-    preprocess: Callable[[torch.Tensor], tuple[torch.Tensor]],
+    preprocess: Callable[[Image], tuple[Any]],
     enlarge: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
-) -> list[tuple[torch.Tensor]]:
+) -> list[tuple[Any]]:
     """The images of :func:`calibration_files` as a DNN's inputs, made by `preprocess`.
 
     enlarge: (H, W) of an image -> the (H, W) that it must have, see View.enlarge_to_min; only this package's images are
@@ -64,24 +67,24 @@ def calibration_inputs(
     return inputs
 
 
-def _enlarged(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def _enlarged(image: Image, size: tuple[int, int]) -> Image:
     """`image`, (H, W, 3), with `size` (H, W)."""
     if tuple(image.shape[:2]) == size:
         return image
-    return torch.from_numpy(cv2.resize(image.numpy(), (size[1], size[0]), interpolation=cv2.INTER_LINEAR))
+    return np.asarray(cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR), np.uint8)
 
 
-def calibration_images(folder: str) -> list[torch.Tensor]:
+def calibration_images(folder: str) -> list[Image]:
     """The images as (H, W, 3) uint8 RGB. Raises CalibrationError, which names the first unreadable file."""
     return [image for _, image in named_images(folder)]
 
 
-def named_images(folder: str, min_images: int = MIN_IMAGES) -> list[tuple[Path, torch.Tensor]]:
+def named_images(folder: str, min_images: int = MIN_IMAGES) -> list[tuple[Path, Image]]:
     """As :func:`calibration_images`, each with its file."""
     images = []
     for file in calibration_files(folder, min_images):
         image = cv2.imread(str(file), cv2.IMREAD_COLOR)
         if image is None:
             raise CalibrationError(f"{file}: not a readable image")
-        images.append((file, torch.from_numpy(np.ascontiguousarray(image[..., ::-1]))))
+        images.append((file, np.ascontiguousarray(image[..., ::-1], np.uint8)))
     return images

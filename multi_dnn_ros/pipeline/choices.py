@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-
-import torch
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cpu_features import has_int8_products
-from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
-from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
+from multi_dnn_ros.backends.host import as_torch, gpu_count
+from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec, allowed_precisions
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.planning.job_plan import ROUNDS
-from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.settings.schema import DnnConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.planning.timing import Target
 
 
 class ConfigError(ValueError):
@@ -26,22 +28,25 @@ class ConfigError(ValueError):
 
 
 def choose_device(name: str, given: str = "parameter device is") -> torch.device:
-    """The device with this name. given: beginning of the message. Raises ConfigError if there is no such GPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """PyTorch's device with this name. given: beginning of the message. Raises ConfigError if there is no such GPU."""
+    return as_torch(device_name(name, given))
+
+
+def device_name(name: str, given: str = "parameter device is") -> str:
+    """`cpu` or `cuda:<number>`, otherwise as choose_device; PyTorch is not imported for a CPU."""
     if name == "auto":
-        return torch.device("cuda:0" if count else "cpu")
+        return "cuda:0" if gpu_count() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise ConfigError(f"{given} '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
-    device = torch.device(name)
-    if device.type == "cuda":
-        index = device.index or 0
-        if index >= count:
-            raise ConfigError(
-                f"{given} '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
-                + "".join(f", cuda:{number}" for number in range(count))
-            )
-        return torch.device("cuda", index)
-    return device
+    if name == "cpu":
+        return name
+    index, count = int(name.partition(":")[2] or 0), gpu_count()
+    if index >= count:
+        raise ConfigError(
+            f"{given} '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
+            + "".join(f", cuda:{number}" for number in range(count))
+        )
+    return f"cuda:{index}"
 
 
 def default_workers(device: torch.device, dnns: int, cores: int = 0) -> int:
@@ -108,7 +113,11 @@ def check_backend(
     """
     backend_from = backend_from or f"parameter dnn.{dnn}.backend"
     name = backend_name(name, device, dnn, precision, backend_from=backend_from)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
+    capability = None
+    if device.type == "cuda" and precision != "auto":
+        import torch
+
+        capability = torch.cuda.get_device_capability(device)
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
         reason = ""
@@ -149,13 +158,19 @@ def choose_backend(
         raise ConfigError(
             f"dnn.{dnn}: precision int8 needs a whole DNN and calibration images, which this command does not have"
         )
-    spec, chosen = BACKENDS.get(name), PRECISIONS[precision]
+    spec = BACKENDS.get(name)
     request = BackendRequest(
-        device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch,
+        device, 0.0, None, dnn, progress, precision, calibration, single_launch,
         branches if device.type in spec.branches else "1", tuple(providers), required,
     )  # fmt: skip
-    backend = spec.factory(request)
-    if precision != "auto" and device.type not in spec.takes_onnx:
+    if device.type in spec.takes_onnx:
+        return spec.factory(request)
+    from multi_dnn_ros.backends.capture import CudnnBenchmark
+    from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
+
+    device, chosen = as_torch(device), PRECISIONS[precision]
+    backend = spec.factory(replace(request, device=device, tolerance=chosen.tolerance(device), dtype=chosen.dtype))
+    if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
     return CudnnBenchmark(backend) if device.type in spec.captures else backend
 
@@ -174,6 +189,9 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     Two exceptions: instead of a backend that compiles, the device's automatic one is used, because compiling layer by
     layer takes minutes; and instead of int8, which is calibrated for whole DNNs, float32, whose times are longer.
     """
+    from multi_dnn_ros.planning.job_plan import ROUNDS
+    from multi_dnn_ros.planning.timing import Target
+
     served_by = backend_name(settings.backend, device, name, settings.precision)
     compiles = BACKENDS.get(served_by).compiles
     timed_by = _automatic(device, settings.precision, compiles=False) if compiles else served_by
@@ -182,4 +200,6 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
         choose_backend, timed_by, device, precision, dnn=f"{name}, while it is timed,",
         providers=settings.providers or automatic_providers(settings.backend, device),
     )  # fmt: skip
-    return Target(device, timed_by, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=served_by)
+    return Target(
+        as_torch(device), timed_by, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=served_by
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import torch
-
+from multi_dnn_ros.backends.host import CPU, as_torch
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.pipeline.choices import ConfigError, choose_device, default_workers
+from multi_dnn_ros.pipeline.choices import ConfigError, default_workers, device_name
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -18,23 +18,23 @@ def unit_of(name: str, parameter: str) -> Unit:
     Raises ConfigError if the machine does not have the unit.
     """
     if name == "auto":
-        name = str(choose_device("auto"))
+        name = device_name("auto")
     try:
         unit = parse_unit(name)
     except UnitError as error:
         raise ConfigError(f"parameter {parameter} is '{name}': {error}") from None
-    choose_device(unit.device, f"parameter {parameter} is")
+    device_name(unit.device, f"parameter {parameter} is")
     return unit
 
 
-def torch_device(unit: Unit) -> torch.device:
-    """PyTorch's device of a unit."""
-    return torch.device(unit.device)
+def device_of(unit: Unit) -> Any:
+    """The device of a unit: PyTorch's for a GPU, backends.host.CPU for a CPU."""
+    return CPU if unit.device == "cpu" else as_torch(unit.device)
 
 
 def workers_and_threads(config: NodeConfig, unit: Unit) -> tuple[int, int]:
     """(workers, CPU threads of each operation) with which a device serves the DNNs of `config`."""
-    device = torch_device(unit)
+    device = device_of(unit)
     workers = config.workers or default_workers(device, len(config.dnns), unit.threads)
     # On a GPU little work remains for the CPU, and each DNN's thread would start its own pool of OpenMP threads for it.
     threads = config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1)

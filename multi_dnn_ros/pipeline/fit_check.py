@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.pipeline.choices import timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Demand, Fit
 from multi_dnn_ros.planning.frame_times import measure_alone, measure_speedup, predict_times
-from multi_dnn_ros.planning.predictor import Predictor
 from multi_dnn_ros.settings.schema import NodeConfig
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.planning.predictor import Predictor
 
 
 def measure_fit(

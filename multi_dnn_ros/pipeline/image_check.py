@@ -10,9 +10,10 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import is_builtin
@@ -27,6 +28,9 @@ from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.agreement import Agreement
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +72,7 @@ class ImageCheck:
     dnn: Dnn
     settings: DnnConfig
     against: str
-    images: list[torch.Tensor]
+    images: list[npt.NDArray[np.uint8]]
     expected: list[Any]
 
     def agreement(self, task: DnnTask, device: torch.device) -> Agreement | None:
@@ -81,7 +85,7 @@ class ImageCheck:
         total = Agreement()
         for image, expected in zip(self.images, self.expected, strict=True):
             try:
-                found = task.result(image.to(device))
+                found = task.result(image if task.arrays else _tensor(image, device))
             except (OutputError, FloatingPointError) as error:
                 log.warning("dnn.%s: no valid result for an image of check_images: %s", self.dnn.name, error)
                 return None
@@ -187,7 +191,12 @@ def _known_original(name: str, settings: DnnConfig) -> str:
     return description.model if known and description is not None else ""
 
 
-def _eager(dnn: Dnn, image: torch.Tensor) -> Any:
+def _eager(dnn: Dnn, image: npt.NDArray[np.uint8]) -> Any:
     """The result of the DNN on the CPU in float32."""
-    (inputs,) = dnn.inputs(image)
-    return dnn.results(run_network(dnn.module, inputs.numpy()), (image.shape[0], image.shape[1]))
+    return dnn.results(run_network(dnn.module, *dnn.array_inputs(image)), (image.shape[0], image.shape[1]))
+
+
+def _tensor(image: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(image).to(str(device))

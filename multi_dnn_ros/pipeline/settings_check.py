@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends.host import gpu_count
 from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.errors import summarize_error
@@ -25,24 +23,28 @@ from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend, takes_onnx
-from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
+from multi_dnn_ros.pipeline.devices import device_of, devices_in_use, dnn_units
 from multi_dnn_ros.pipeline.image_check import image_check_problems
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.planning.predictor import Predictor
 
 #: The registries that the engine process uses; the node's process uses result kinds.
 _REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
 
 
 def import_registries() -> None:
-    """Import every backend, decoder and model source, when an engine process starts.
+    """Import decoders, model sources and backends, those of this package only where there is a GPU, when an engine starts.
 
     Configuring then does not wait for imports. Logs a warning for each that cannot be used.
     """
     for registry in _REGISTRIES:
-        registry.usable()
+        registry.usable(own=registry is not BACKENDS or bool(gpu_count()))
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,14 @@ def check_settings(config: NodeConfig) -> Findings:
             f"parameter isolation is 'none', but the DNNs run on {names}; allowed with several devices: process"
         )
     try:
-        predictor = read_predictor(Path(config.predictor)) if config.predictor else None
+        predictor = _read_predictor(Path(config.predictor)) if config.predictor else None
     except ProfileError as error:
         problems.append(
             f"parameter predictor is '{config.predictor}'; expected a file of `multi-dnn profile learn`: {error}"
         )
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
-        dnn_devices = (torch_device(units[name]),) if name in units else ()
+        dnn_devices = (device_of(units[name]),) if name in units else ()
         problems.extend(_execution_problems(name, settings, dnn_devices))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         warnings.extend(_branch_warnings(name, settings, dnn_devices))
@@ -96,6 +98,12 @@ def check_settings(config: NodeConfig) -> Findings:
         except ModelError as error:
             problems.extend(str(error).splitlines())
     return Findings(tuple(problems), units, predictor, tuple(warnings))
+
+
+def _read_predictor(path: Path) -> Predictor:
+    from multi_dnn_ros.planning.predictor import read_predictor  # imports PyTorch
+
+    return read_predictor(path)
 
 
 def _runs_onnx(name: str, settings: DnnConfig, devices: Sequence[torch.device]) -> bool:
@@ -200,6 +208,10 @@ def _provider_problems(name: str, settings: DnnConfig, device: torch.device) -> 
 
 
 def _sms_problem(device: torch.device, sms: int) -> str:
+    if device.type == "cpu":
+        return f"only an NVIDIA GPU can be partitioned; the device is {device}"
+    from multi_dnn_ros.backends import green_contexts
+
     problem = green_contexts.sms_problem(device, sms)
     if not problem:
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.dnn import Dnn
+
+if TYPE_CHECKING:
+    import torch
 
 
 def share_inputs(tasks: Sequence[DnnTask], dnns: Mapping[str, Dnn], device: torch.device) -> tuple[DnnTask, ...]:
@@ -17,11 +19,11 @@ def share_inputs(tasks: Sequence[DnnTask], dnns: Mapping[str, Dnn], device: torc
     stage that may write to its inputs.
     """
     sharing = {
-        task.name: dnns[task.name].input_key
+        task.name: (task.arrays, dnns[task.name].input_key)
         for task in tasks
         if device.type == "cpu" and all(getattr(stage, "preserves_inputs", False) for stage in task.stages)
     }
-    counts = Counter(sharing.values())
+    counts = Counter[Any](sharing.values())
     return tuple(
         replace(task, input_key=sharing[task.name]) if counts[sharing.get(task.name)] > 1 else task for task in tasks
     )

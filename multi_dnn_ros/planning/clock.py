@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 #: Work with which a GPU begins, so that the host has launched the calls before the first one starts: about 5 ms.
 _DELAY_CYCLES = 1 << 23
@@ -25,6 +27,8 @@ def timed_ms(calls: Sequence[Callable[[], object]], device: torch.device) -> lis
             call()
             stamps.append(time.perf_counter())
         return [1e3 * (after - before) for before, after in pairwise(stamps)]
+    import torch
+
     stream = torch.cuda.current_stream(device)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
     torch.cuda._sleep(_DELAY_CYCLES)
@@ -39,4 +43,6 @@ def timed_ms(calls: Sequence[Callable[[], object]], device: torch.device) -> lis
 def synchronize(device: torch.device) -> None:
     """Wait for the work that this thread has launched."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.current_stream(device).synchronize()

@@ -8,25 +8,26 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
+from multi_dnn_ros.backends.host import inference
 from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.planning.clock import synchronize, timed_ms
-from multi_dnn_ros.planning.measure import trace_for
-from multi_dnn_ros.planning.predictor import Load, Predictor
-from multi_dnn_ros.planning.timing import Target
 
-if TYPE_CHECKING:  # its decoders load torchvision, which takes seconds
+if TYPE_CHECKING:
+    import torch
+
     from multi_dnn_ros.models.dnn import Dnn
+    from multi_dnn_ros.planning.predictor import Predictor
+    from multi_dnn_ros.planning.timing import Target
 
 #: Size of an image in pixels, unless the DNN needs a larger one.
 HEIGHT, WIDTH = 480, 640
@@ -53,7 +54,34 @@ class FrameTimes:
 
 def run_on_black(task: DnnTask, device: torch.device, height: int, width: int) -> Any:
     """The result of a task for a black image of this size, from preprocessing to decoding."""
-    return task.result(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
+    return task.result(_black(task, device, (height, width)))
+
+
+def _black(task: DnnTask, device: torch.device, size: tuple[int, int]) -> Any:
+    """A black image in the form that the task takes."""
+    if task.arrays:
+        return np.zeros((*size, 3), np.uint8)
+    import torch
+
+    return torch.zeros((*size, 3), dtype=torch.uint8, device=str(device))
+
+
+def _computing_on(device: torch.device, sms: int) -> AbstractContextManager[Any]:
+    if device.type == "cpu":
+        return nullcontext()
+    from multi_dnn_ros.backends.green_contexts import computing_on
+
+    return computing_on(device, sms)
+
+
+def _stream(device: torch.device, sms: int) -> AbstractContextManager[Any]:
+    if device.type == "cpu":
+        return nullcontext()
+    import torch
+
+    from multi_dnn_ros.backends.green_contexts import make_stream
+
+    return torch.cuda.stream(make_stream(device, sms))
 
 
 def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
@@ -74,8 +102,8 @@ def measure_alone(task: DnnTask, device: torch.device) -> FrameTimes:
     size = task.enlarge_to_min((HEIGHT, WIDTH))
     batch = task.max_batch
     rounds: list[tuple[float, list[float], float]] = []
-    with torch.inference_mode(), computing_on(device, task.sms):
-        image = torch.zeros((*size, 3), dtype=torch.uint8, device=device)
+    with inference(), _computing_on(device, task.sms):
+        image = _black(task, device, size)
         for _ in range(1 + _ROUNDS):
             begin = time.perf_counter()
             inputs = _inputs(task, image, batch)
@@ -93,7 +121,7 @@ def measure_alone(task: DnnTask, device: torch.device) -> FrameTimes:
     )  # fmt: skip
 
 
-def _inputs(task: DnnTask, image: torch.Tensor, batch: int) -> Tensors:
+def _inputs(task: DnnTask, image: Any, batch: int) -> Tensors:
     images = (task.preprocess(image) for _ in range(batch))
     if batch == 1:
         return next(images)
@@ -130,8 +158,7 @@ def measure_speedup(tasks: Sequence[DnnTask], device: torch.device, servers: int
     barrier = threading.Barrier(threads, timeout=_TIMEOUT_S)
 
     def serve(own: Sequence[DnnTask]) -> float:
-        stream = torch.cuda.stream(make_stream(device, own[0].sms)) if device.type == "cuda" else nullcontext()
-        with stream:
+        with _stream(device, own[0].sms):
             barrier.wait()
             begin = now = time.perf_counter()
             work_ms = 0.0
@@ -158,6 +185,9 @@ def predict_times(
     targets: device, backend and precision, by DNN. The time of the layers is predicted and divided equally among the
     jobs; preprocessing and decoding are measured. The speed-up is that with a DNN on each of the `servers`.
     """
+    from multi_dnn_ros.planning.measure import trace_for
+    from multi_dnn_ros.planning.predictor import Load
+
     times: dict[str, FrameTimes] = {}
     unpredicted: list[str] = []
     running = min(servers, len(tasks))

@@ -15,8 +15,8 @@ from multi_dnn_ros.backends.cpu_features import has_bf16_products, has_int8_prod
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnx_providers import missing_provider
-from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
-from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec, library_version
+from multi_dnn_ros.backends.precision import PRECISIONS, float32_products
+from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec, allowed_precisions, library_version
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cpu_count

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
@@ -121,7 +120,7 @@ class Replay:
     images: Mapping[str, ImageSettings] = field(default_factory=dict)
     node: str = "/multi_dnn"
     workers: int = 2
-    device: torch.device | None = None
+    device: Any = None
     max_failures: int = 5
     stall_timeout_s: float = 600.0
 

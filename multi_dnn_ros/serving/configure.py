@@ -8,12 +8,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pickle import Pickler
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder, JpegUnavailable, make_jpeg_decoder
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_model
@@ -28,6 +26,9 @@ from multi_dnn_ros.serving.memory import freeze_heap
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.planning.fit import Fit
 
@@ -152,6 +153,8 @@ def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
     modes = {name: it.jpeg_decoder for name in served if (it := config.cameras[name]).transport == "compressed"}
     if all(mode == "cpu" for mode in modes.values()):
         return None
+    from multi_dnn_ros.backends.jpeg_decoding import JpegUnavailable, make_jpeg_decoder
+
     device = pipeline.device
     try:
         return make_jpeg_decoder(device)
@@ -184,6 +187,13 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
 
 def _describe(pipeline: Pipeline, fit: Fit | None) -> EngineDescription:
     device = pipeline.device
+    name, versions = cpu_model(), {"onnxruntime": version("onnxruntime")}
+    if device.type == "cuda":
+        import torch
+
+        # torch.__version__ is not a str: unpickling it in the node's process would import torch.
+        name, versions = torch.cuda.get_device_name(device), {"torch": str(torch.__version__)}
+        versions["CUDA"] = torch.version.cuda or "none"
     dnns = {}
     for task in pipeline.tasks:
         results = {
@@ -193,11 +203,10 @@ def _describe(pipeline: Pipeline, fit: Fit | None) -> EngineDescription:
         dnns[task.name] = DnnDescription(tuple(task.cameras), results)
     return EngineDescription(
         device=str(device),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model(),
+        device_name=name,
         workers=pipeline.workers,
         dnns=dnns,
         fits={} if fit is None else {str(device): fit},
-        # torch.__version__ is not a str: unpickling it in the node's process would import torch.
-        versions={"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"},
+        versions=versions,
         decodes_jpeg=pipeline.jpeg_decoder is not None,
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from multi_dnn_ros.backends.host import has_gpu_driver
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: What an engine process imports before it uses :func:`build`, which takes seconds; after a colon, a function to call.
-MODULES = (
-    "multi_dnn_ros.pipeline.build",
-    "multi_dnn_ros.pipeline.settings_check:import_registries",
-    "multi_dnn_ros.graph.trace:import_export",
-)
+MODULES: tuple[str, ...] = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check:import_registries")
+if has_gpu_driver():  # these import PyTorch
+    MODULES += ("multi_dnn_ros.pipeline.torch_task", "multi_dnn_ros.graph.trace:import_export")
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +30,13 @@ class PinnedImages:
 
         If CUDA rejects it, a warning is logged once, and images are copied to pinned memory instead.
         """
+        if not self._usable:
+            return
+        import torch
+
         address, size = image.ctypes.data, image.nbytes
         registered = self._bytes.get(address, 0)
-        if not self._usable or registered >= size:
+        if registered >= size:
             return
         torch.cuda.set_device(self._device)  # per thread
         runtime = torch.cuda.cudart()
@@ -45,5 +52,7 @@ class PinnedImages:
     def close(self) -> None:
         """Unregister all memory. No upload may be in progress."""
         for address in self._bytes:
+            import torch
+
             torch.cuda.cudart().cudaHostUnregister(address)
         self._bytes.clear()

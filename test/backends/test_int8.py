@@ -145,7 +145,7 @@ def test_a_damaged_file_in_the_cache_is_calibrated_again(
 ) -> None:
     lines: list[str] = []
     network = export(seeded(Residual), IMAGE)
-    images = pictures(4), pictures(2)
+    images = Calibration(pictures).split(1)
     model = quantized(network, images, lines.append, "lane")
     (file,) = cache.iterdir()
     whole = file.read_bytes()
@@ -195,8 +195,8 @@ def test_calibration_inputs_have_the_shape_of_the_networks_inputs(tiles: int, im
 )
 def test_the_comparison_names_the_output_and_the_tolerance(found: list, wanted: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_quantized([(torch.tensor(found),)], [(torch.tensor(wanted),)])
-    check_quantized([(torch.tensor(wanted),)], [(torch.tensor(wanted),)])
+        check_quantized([(np.array(found),)], [(np.array(wanted),)])
+    check_quantized([(np.array(wanted),)], [(np.array(wanted),)])
 
 
 @needs_int8

@@ -17,10 +17,10 @@ from multi_dnn_ros.backends.precision import (
     PRECISIONS,
     InPrecision,
     _copy_on,
-    allowed_precisions,
     cast_stage,
     float32_products,
 )
+from multi_dnn_ros.backends.registry import allowed_precisions
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
 
@@ -49,12 +49,12 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 def test_allowed_precisions_by_device_and_backend(
     device: str, backend: str, capability: tuple, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: True)
+    monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: True)
     assert " ".join(allowed_precisions(device, backend, capability)) == expected
 
 
 def test_a_cpu_without_8_bit_dot_products_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: False)
+    monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: False)
     assert allowed_precisions("cpu", "onnxruntime") == ("auto", "fp32")
 
 

@@ -20,7 +20,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.precision import allowed_precisions
+from multi_dnn_ros.backends.registry import allowed_precisions
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 

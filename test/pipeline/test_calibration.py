@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
+from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.pipeline.calibration import MIN_IMAGES, CalibrationError, calibration_inputs
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess
 from multi_dnn_ros.vision.view import View
 
 VIEW = View(crop=(480, 200, 320, 192), where="parameter dnn.far.crop")
-SEEN = TensorPreprocess(Preprocess(48, 32), VIEW)
+SEEN = Dnn("far", "object", None, Preprocess(48, 32), {}, VIEW).array_inputs
 
 
 def test_the_images_of_the_package_are_enlarged_to_the_crop() -> None:

@@ -412,7 +412,7 @@ def test_branches_without_effect_are_a_warning() -> None:
 
 
 def test_execution_providers_must_fit_device_precision_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: True)
+    monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: True)
     flat = {"device": "cpu", "dnns": ["object"]}
 
     def found(providers: list[str], **more: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
