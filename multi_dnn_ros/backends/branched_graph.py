@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -14,10 +14,9 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.green_contexts import further_streams
-from multi_dnn_ros.graph.branches import SerialGraphError, device_operations
+from multi_dnn_ros.graph.branches import SerialGraphError
 from multi_dnn_ros.graph.nodes import attribute
-from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments
-from multi_dnn_ros.graph.stream_plan import StreamPlan, plan_streams
+from multi_dnn_ros.graph.stream_plan import StreamPlan
 
 
 class BranchStreams(Protocol):
@@ -60,85 +59,55 @@ class CudaStreams:
 
 
 class BranchedGraph(nn.Module):
-    """A traced graph whose operations are launched on several streams, according to a plan.
+    """A graph of segments that are launched on several streams, according to a plan (see split_into_segments).
 
     forward() takes and returns what the graph does; on return stream 0 waits for all others. Memory is safe under a
-    caching allocator that reuses freed memory on the stream that it was allocated on: a tensor that an operation on
-    another stream reads stays allocated until the streams have joined. A tensor that only its own stream reads is freed
-    after its last use.
+    caching allocator that reuses freed memory on the stream that it was allocated on: what segments pass on stays
+    allocated until the streams have joined.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan, streams: BranchStreams) -> None:
-        """Parameters are read here, so the graph must already be on its device."""
+    def __init__(self, graph: fx.GraphModule, plan: StreamPlan, streams: BranchStreams) -> None:
         super().__init__()
+        self.graph = graph
         self.plan = plan
-        self._planned = PlannedGraph(graph_module, plan)
         self._streams = streams
-        self._uses = {node: len(node.users) for node in graph_module.graph.nodes}
 
     def forward(self, *carried: torch.Tensor) -> Tensors:
         """The graph's outputs; see the class."""
-        streams, planned = self._streams, self._planned
-        streams.begin()
-        start = streams.signal(0)
-        run = _Run(planned, carried, self._uses)
-        for node in planned.views_of_inputs:
-            run.call(node, 0)
-        events: dict[str, Any] = {}
-        entered = {0}
-        for operation in planned.operations:
-            step = operation.step
-            if step.stream not in entered and not step.waits:
-                streams.wait(step.stream, start)
-            entered.add(step.stream)
-            for source in step.waits:
-                streams.wait(step.stream, events[source])
-            with streams.on(step.stream):
-                for node in (operation.node, *operation.views):
-                    run.call(node, step.stream)
-            if step.signals:
-                events[step.name] = streams.signal(step.stream)
+        run = _Run(self.graph, self.plan, self._streams)
+        results: Tensors = run.run(*carried)
         for name in self.plan.joins:
-            streams.wait(0, events[name])
-        return planned.results(run.values)
+            self._streams.wait(0, run.events[name])
+        return results
 
 
-class _Run:
-    """The values of one run of a graph, and which of them must stay allocated until its end."""
+class _Run(fx.Interpreter):
+    """One run of the graph: keeps all values, and launches each segment on its stream after what it waits for."""
 
-    def __init__(self, planned: PlannedGraph, carried: Tensors, uses: dict[fx.Node, int]) -> None:
-        self._planned = planned
-        self.values = planned.values(carried)
-        self._left = dict(uses)
-        self._stream_of: dict[int, int] = {}  # by address of the storage: the stream that it was allocated on
-        self._held: list[torch.Tensor] = []
+    def __init__(self, graph: fx.GraphModule, plan: StreamPlan, streams: BranchStreams) -> None:
+        super().__init__(graph, garbage_collect_values=False)
+        self.extra_traceback = False
+        self.events: dict[str, Any] = {}
+        self._steps = {step.name: step for step in plan.steps}
+        self._entered = {0}
+        self._streams = streams
+        streams.begin()
+        self._start = streams.signal(0)
 
-    def call(self, node: fx.Node, stream: int) -> None:
-        """Compute the node's value, launching on `stream`, and drop the values that are not needed any more."""
-        read = {_address(tensor): tensor for tensor in _tensors(arguments(node, self.values))}
-        # Inputs and parameters were not allocated here; the caller keeps them, and holding them costs nothing.
-        self._held.extend(tensor for address, tensor in read.items() if self._stream_of.get(address, -1) != stream)
-        self._planned.compute(node, self.values)
-        for tensor in _tensors(self.values[node]):
-            if _address(tensor) not in read:  # otherwise it shares the memory of a tensor that was read
-                self._stream_of[_address(tensor)] = stream
-        for source in node.all_input_nodes:
-            self._left[source] -= 1
-            if not self._left[source] and source.op not in ("placeholder", "get_attr"):
-                del self.values[source]
-
-
-def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams]) -> nn.Module | None:
-    """A copy of the stage that runs its branches on at most `streams` streams and shares its tensors.
-
-    make_streams: called with the number of streams that are used. Returns None if no branch of the stage is worth a
-    second stream. Raises SerialGraphError if its operations must run in order or are unknown.
-    """
-    graph_module = only_graph(stage)
-    plan = plan_streams(device_operations(graph_module), streams)
-    if plan.streams == 1:
-        return None
-    return with_graph(stage, graph_module, BranchedGraph(graph_module, plan, make_streams(plan.streams)))
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_module":
+            return super().run_node(n)
+        step, streams = self._steps[n.name], self._streams
+        if step.stream not in self._entered and not step.waits:
+            streams.wait(step.stream, self._start)
+        self._entered.add(step.stream)
+        for source in step.waits:
+            streams.wait(step.stream, self.events[source])
+        with streams.on(step.stream):
+            result = super().run_node(n)
+        if step.signals:
+            self.events[step.name] = streams.signal(step.stream)
+        return result
 
 
 def with_graph(stage: nn.Module, graph_module: fx.GraphModule, replacement: nn.Module) -> nn.Module:
@@ -149,7 +118,7 @@ def with_graph(stage: nn.Module, graph_module: fx.GraphModule, replacement: nn.M
 
 
 def streams_used(stage: object) -> int:
-    """Number of streams that a stage uses: above 1 for what `branched` returned."""
+    """Number of streams that a stage uses: above 1 for one with branches."""
     parts = stage.modules() if isinstance(stage, nn.Module) else ()
     return max((part.plan.streams for part in parts if isinstance(part, BranchedGraph)), default=1)
 
@@ -177,7 +146,3 @@ def only_graph(stage: nn.Module) -> fx.GraphModule:
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     leaves: Sequence[Any] = pytree.tree_leaves(values)
     return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())

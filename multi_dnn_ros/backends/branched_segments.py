@@ -1,4 +1,4 @@
-"""Stages whose branches run on several streams as compiled segments: few kernels, and several at the same time."""
+"""Stages whose branches run on several streams as segments, which a compiler turns into few kernels each."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ class SegmentedStage:
     count: int
 
 
-def segmented(stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams]) -> SegmentedStage | None:
+def segmented(
+    stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams], *, fuses: bool
+) -> SegmentedStage | None:
     """Copies of the stage with its branches as segments on at most `streams` streams; they share the stage's tensors.
 
-    As branched(), but planned for operations that will be fused; nothing is compiled yet. Returns None if no branch is
-    worth a second stream. Raises SerialGraphError if the operations of the stage must run in order or are unknown.
+    make_streams: called with the number of streams that are used. fuses: plan for segments that will be compiled;
+    nothing is compiled yet. Returns None if no branch is worth a second stream. Raises SerialGraphError if the
+    operations of the stage must run in order or are unknown.
     """
     graph_module = only_graph(stage)
-    plan = plan_streams(device_operations(graph_module, partial(fused_s, graph_module)), streams)
+    cost = partial(fused_s, graph_module) if fuses else None
+    plan = plan_streams(device_operations(graph_module, cost), streams)
     if plan.streams == 1:
         return None
     graph, plan = split_into_segments(graph_module, plan)

@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.branch_choice import (
     choose_fastest,
     measure_in_turn,
 )
-from multi_dnn_ros.backends.branched_graph import BranchStreams, branched, graph_key
+from multi_dnn_ros.backends.branched_graph import BranchStreams, graph_key
 from multi_dnn_ros.backends.branched_segments import SegmentCompiler, segmented
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.graph.branches import SerialGraphError
@@ -43,7 +43,7 @@ class BranchedStages:
     with the number of streams to make.
     capture: prepares a candidate for measuring and compares its results with those of the unchanged stage; an exception
     rules the candidate out. ms: measures the milliseconds of a call. compiler: compiles the segments of candidates;
-    None: candidates consist of single operations.
+    None: they stay as they are.
     """
 
     def __init__(
@@ -117,12 +117,11 @@ class BranchedStages:
     def _candidate(
         self, title: str, source: nn.Module, inputs: Tensors, count: int, make_streams: Callable[[int], BranchStreams]
     ) -> _Candidate | None:
-        if self._compiler is None:
-            stage = branched(source, count, make_streams)
-            return None if stage is None else _Candidate(stage, lambda: None)
-        segments = segmented(source, count, make_streams)
+        segments = segmented(source, count, make_streams, fuses=self._compiler is not None)
         if segments is None:
             return None
+        if self._compiler is None:
+            return _Candidate(segments.parallel, lambda: None)
         return _Candidate(segments.parallel, partial(self._compiler.compile, title, segments, inputs))
 
     def _measure(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branched_graph import BranchedGraph, branched, only_graph
+from multi_dnn_ros.backends.branched_graph import BranchStreams
+from multi_dnn_ros.backends.branched_segments import segmented
 from multi_dnn_ros.backends.precision import cast_stage
-from multi_dnn_ros.graph.branches import SerialGraphError, device_operations
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
 
 
@@ -155,6 +155,13 @@ def blocks() -> GraphStage:
     return copy.deepcopy(_traced_blocks())
 
 
+def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams]) -> nn.Module:
+    """The stage on several streams, not compiled."""
+    found = segmented(stage, streams, make_streams, fuses=False)
+    assert found is not None
+    return found.parallel
+
+
 @pytest.mark.parametrize("streams", [2, 4, 8])
 @pytest.mark.parametrize("kind", ["plain", "bf16"])
 def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
@@ -162,7 +169,6 @@ def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
     if kind == "bf16":
         stage = cast_stage(stage, torch.bfloat16)
     parallel = branched(stage, streams, lambda count: FakeStreams())
-    assert parallel is not None
     image = noise_like(EXAMPLE)
     with torch.inference_mode():
         for _ in range(2):
@@ -182,7 +188,6 @@ def test_googlenet_has_four_branches():
         return FakeStreams()
 
     parallel = branched(stage, 8, make_streams)
-    assert parallel is not None
     assert counts[0] >= 4
     with torch.inference_mode():
         check_agreement(parallel(noise_like(example)), stage(noise_like(example)), 1e-6)
@@ -193,7 +198,6 @@ def test_the_device_would_run_no_operation_before_what_it_reads(streams: int):
     """The order that streams and events guarantee, from a log of what was launched, recorded and waited for."""
     device = FakeStreams()
     parallel = branched(blocks(), streams, lambda count: device)
-    assert parallel is not None
     with torch.inference_mode(), Watched(device, keep=True):
         outputs = parallel(noise_like(EXAMPLE))
     log = device.log
@@ -223,7 +227,6 @@ def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
     """Other memory of a branch is freed while the branch runs."""
     device = FakeStreams()
     parallel = branched(blocks(), 4, lambda count: device)
-    assert parallel is not None
     freed_at_join: list[bool] = []
     with torch.inference_mode(), Watched(device, keep=False) as watched:
         wait = device.wait
@@ -238,22 +241,3 @@ def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
         parallel(noise_like(EXAMPLE))
     assert freed_at_join[-1]
     assert any(readers - {own} for _, own, readers in watched.storages)
-
-
-def test_a_stage_without_branches_gets_no_further_streams():
-    torch.manual_seed(0)
-    chain = stage_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
-    assert branched(chain, 8, lambda count: pytest.fail("no streams are needed")) is None
-
-
-def test_a_stage_that_is_not_a_single_graph_is_rejected():
-    with pytest.raises(SerialGraphError, match="consists of 0 traced graphs instead of one"):
-        branched(nn.Sequential(nn.ReLU()), 2, lambda count: FakeStreams())
-
-
-def test_the_operations_of_a_stage_are_those_of_its_graph():
-    stage = blocks()
-    parallel = branched(stage, 2, lambda count: FakeStreams())
-    assert parallel is not None
-    (graph,) = (part for part in parallel.modules() if isinstance(part, BranchedGraph))
-    assert {step.name for step in graph.plan.steps} == {each.name for each in device_operations(only_graph(stage))}

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 import torch
-from test_branched_graph import EXAMPLE, FakeStreams, Watched, Wide, blocks, stage_of
+from test_branched_graph import EXAMPLE, FakeStreams, Wide, blocks, stage_of
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
@@ -44,7 +44,7 @@ class Compiler:
         return compiled
 
     def run(self, stage: nn.Module, streams: int = 4) -> SegmentedStage:
-        segments = segmented(stage, streams, lambda count: FakeStreams())
+        segments = segmented(stage, streams, lambda count: FakeStreams(), fuses=True)
         assert segments is not None
         with torch.inference_mode():  # as while a backend prepares stages
             SegmentCompiler(self.compile_segment, self.lines.append).compile("job 1 of a", segments, EXAMPLE)
@@ -102,7 +102,7 @@ def test_progress_names_the_segment_and_estimates_its_time():
 def test_the_streams_of_a_stage_that_is_compiled_run_in_the_same_order():
     """Compiling replaces the segments in place; the events stay."""
     streams = FakeStreams()
-    segments = segmented(blocks(), 4, lambda count: streams)
+    segments = segmented(blocks(), 4, lambda count: streams, fuses=True)
     assert segments is not None
     with torch.inference_mode():
         segments.parallel(IMAGE)
@@ -117,9 +117,9 @@ def test_the_streams_of_a_stage_that_is_compiled_run_in_the_same_order():
 def test_a_stage_without_branches_has_no_segments():
     torch.manual_seed(0)
     chain = stage_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
-    assert segmented(chain, 8, lambda count: pytest.fail("no streams are needed")) is None
+    assert segmented(chain, 8, lambda count: pytest.fail("no streams are needed"), fuses=True) is None
     with pytest.raises(SerialGraphError, match="consists of 0 traced graphs"):
-        segmented(nn.Sequential(nn.ReLU()), 2, lambda count: FakeStreams())
+        segmented(nn.Sequential(nn.ReLU()), 2, lambda count: FakeStreams(), fuses=True)
 
 
 class Outputs(nn.Module):
@@ -145,27 +145,6 @@ def test_inputs_parameters_views_and_items_of_tuples_are_returned():
     with torch.inference_mode():
         check_agreement(segments.parallel(IMAGE), module(*IMAGE), 1e-5)
         check_agreement(segments.serial(IMAGE), module(*IMAGE), 1e-5)
-
-
-def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
-    """As for single operations: results of segments are held while a segment on another stream may read them."""
-    device = FakeStreams()
-    segments = segmented(blocks(), 4, lambda count: device)
-    assert segments is not None
-    checked: list[int] = []
-    with torch.inference_mode(), Watched(device, keep=False) as watched:
-        wait = device.wait
-
-        def at_wait(stream: int, event: int) -> None:
-            wait(stream, event)
-            checked.append(len(watched.storages))
-            assert all(readers <= {own} or not memory.expired() for memory, own, readers in watched.storages)
-
-        device.wait = at_wait  # type: ignore[method-assign]
-        segments.parallel(IMAGE)
-        assert any(memory.expired() for memory, _, _ in watched.storages)
-    assert checked[-1]
-    assert any(readers - {own} for _, own, readers in watched.storages)
 
 
 def test_the_log_has_no_warning_for_segments_that_are_compiled(caplog):

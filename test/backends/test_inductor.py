@@ -23,6 +23,7 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
+from multi_dnn_ros.common import resources
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.segments import segment_name
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
@@ -143,7 +144,7 @@ def test_compiled_segments_on_several_streams_compute_the_same(caplog: pytest.Lo
     backend = Inductor("lane")
     (stage,) = cut_module(module, example, 1)
     with torch.inference_mode():
-        segments = segmented(stage, 2, lambda count: FakeStreams())
+        segments = segmented(stage, 2, lambda count: FakeStreams(), fuses=True)
         assert segments is not None
         SegmentCompiler(backend.compile_segment, lambda line: None).compile("job 1 of lane", segments, example)
     assert not warnings_in(caplog)
@@ -248,6 +249,7 @@ def test_an_unwritable_cache_is_replaced_by_a_folder_that_others_cannot_write(
         if mode is not None:
             found[0].parent.chmod(mode)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        resources._replacement.cache_clear()  # as in another process
         inductor._choose_cache()
         found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         assert f"{tmp_path / 'file' / 'cache'} cannot be written, so caches are kept in {found[-1]}" in caplog.text
