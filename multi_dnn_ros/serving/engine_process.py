@@ -63,7 +63,8 @@ class Phase(Enum):
 
 
 class Engine:
-    """Starts the engine. Raises OSError if that fails. :class:`EngineProcess` and :class:`LocalEngine` say where.
+    """Starts the engine, in a process of its own, which writes to the stderr of this process. Raises OSError if that
+    fails.
 
     label: for messages and process lists. device: its name. dnns: DNNs that it may be configured for. pools: the slots
     of the cameras, by name. events: gets its messages that are not about frames, at last Ended. modules: what a process
@@ -93,8 +94,11 @@ class Engine:
         self.pid = os.getpid()
         self._pools = pools
         self._events = events
-        self._cause = ""  # of the first call of kill
+        self._lock = threading.Lock()
+        self._cause = self._abort_cause = ""  # of the first call of kill; of the end that it has announced
+        self._has_ended = False  # from here on its process id may belong to another process
         self._ended = threading.Event()
+        self._oom_kills = oom_kills()
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
@@ -137,7 +141,10 @@ class Engine:
 
     def kill(self, cause: str) -> None:
         """End the engine and its children. The `cause` of the first call becomes the cause of the end."""
-        raise NotImplementedError
+        with self._lock:
+            if not self._cause and not self._has_ended:
+                self._cause = cause
+                _kill_group(self.pid)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the engine has ended; False on timeout."""
@@ -145,7 +152,10 @@ class Engine:
 
     def memory(self) -> dict[str, int]:
         """Memory in use, by name with the unit."""
-        return self.state.gpu_memory()
+        try:
+            return {"resident memory (bytes)": psutil.Process(self.pid).memory_info().rss, **self.state.gpu_memory()}
+        except psutil.Error:  # it has just ended
+            return {}
 
     def _open(self, dnns: tuple[str, ...], modules: tuple[str, ...]) -> None:
         fd = create_state(dnns)
@@ -161,11 +171,40 @@ class Engine:
             os.close(fd)
 
     def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
-        raise NotImplementedError
+        with theirs:
+            arguments = [self.label, str(os.getpid()), str(theirs.fileno()), *sys.path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", _PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno(), state, *(pool.fd for pool in self._pools.values())],
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        level = logging.getLogger("multi_dnn_ros").getEffectiveLevel()
+        pools = tuple((pool.layout, pool.fd) for pool in self._pools.values())
+        self.send(messages.Begin(self.state.dnns, state, pools, modules, level))
 
     def _finish(self) -> str:
         """Wait for the end of the engine, whose connection has ended. Returns the cause."""
-        raise NotImplementedError
+        timer = threading.Timer(_EXIT_S, self.kill, ("it closed its connection and did not end",))
+        timer.start()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        timer.cancel()
+        with self._lock:
+            self._has_ended = True
+            _kill_group(self.pid)  # its children
+        code = self._process.wait()
+        if self._cause and code == -signal.SIGKILL:
+            return self._cause
+        if self._abort_cause:
+            return self._abort_cause
+        how = f"exited with code {code}"
+        if code < 0:
+            how = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return f"{how}; the kernel's out-of-memory killer has killed processes since it was started"
+        return f"{how}: it lost the connection to the node's process" if code == EXIT_ORPHANED else how
 
     # -- the reader's thread
 
@@ -190,6 +229,8 @@ class Engine:
 
     def _handle(self, message: Any) -> None:
         ledger = self.ledger
+        if isinstance(message, messages.Aborting):
+            self._abort_cause = message.cause
         if isinstance(message, logging.LogRecord):
             logging.getLogger(message.name).handle(message)
         elif not isinstance(message, (messages.FrameResult, messages.FrameDropped, Failure)):
@@ -216,72 +257,15 @@ class Engine:
             ledger.result(result.number, result.dnn, output, result.timing, self)
 
 
-class EngineProcess(Engine):
-    """An engine in a process of its own, which writes to the stderr of this process."""
-
-    def kill(self, cause: str) -> None:
-        with self._lock:
-            if not self._cause and not self._has_ended:
-                self._cause = cause
-                _kill_group(self.pid)
-
-    def memory(self) -> dict[str, int]:
-        try:
-            return {"resident memory (bytes)": psutil.Process(self.pid).memory_info().rss, **super().memory()}
-        except psutil.Error:  # it has just ended
-            return {}
-
-    def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
-        self._lock = threading.Lock()
-        self._abort_cause = ""
-        self._has_ended = False  # from here on its process id may belong to another process
-        self._oom_kills = oom_kills()
-        with theirs:
-            arguments = [self.label, str(os.getpid()), str(theirs.fileno()), *sys.path]
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=[theirs.fileno(), state, *(pool.fd for pool in self._pools.values())],
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
-        level = logging.getLogger("multi_dnn_ros").getEffectiveLevel()
-        pools = tuple((pool.layout, pool.fd) for pool in self._pools.values())
-        self.send(messages.Begin(self.state.dnns, state, pools, modules, level))
-
-    def _handle(self, message: Any) -> None:
-        if isinstance(message, messages.Aborting):
-            self._abort_cause = message.cause
-        super()._handle(message)
-
-    def _finish(self) -> str:
-        timer = threading.Timer(_EXIT_S, self.kill, ("it closed its connection and did not end",))
-        timer.start()
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        timer.cancel()
-        with self._lock:
-            self._has_ended = True
-            _kill_group(self.pid)  # its children
-        code = self._process.wait()
-        if self._cause and code == -signal.SIGKILL:
-            return self._cause
-        if self._abort_cause:
-            return self._abort_cause
-        how = f"exited with code {code}"
-        if code < 0:
-            how = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            return f"{how}; the kernel's out-of-memory killer has killed processes since it was started"
-        return f"{how}: it lost the connection to the node's process" if code == EXIT_ORPHANED else how
-
-
 class LocalEngine(Engine):
     """An engine in the node's process (`isolation: none`), for debuggers and as the baseline of benchmarks."""
 
     def kill(self, cause: str) -> None:
         self._cause = self._cause or cause
         self._channel.shutdown()
+
+    def memory(self) -> dict[str, int]:
+        return self.state.gpu_memory()
 
     def _start(self, theirs: socket.socket, state: int, modules: tuple[str, ...]) -> None:
         arguments = messages.Channel(theirs), self._pools, EngineState(self.state.dnns, state)

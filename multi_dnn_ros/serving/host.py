@@ -14,7 +14,7 @@ from typing import Any
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, EngineDescription, Progress
-from multi_dnn_ros.serving.engine_process import Engine, EngineProcess, Events, LocalEngine, Phase
+from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine, Phase
 from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.memory import with_memory_limit
@@ -81,7 +81,7 @@ class Host(Supervisor):
 
     def _start_engine(self, device: str) -> Engine:
         assert self._config is not None
-        make = LocalEngine if self._config.isolation == "none" else EngineProcess
+        make = LocalEngine if self._config.isolation == "none" else Engine
         # What the build needs; for a function that wraps another build, its attribute `modules`.
         modules = getattr(self._build, "modules", (self._build.__module__,))
         modules = default_build.MODULES if self._build is default_build.build else modules

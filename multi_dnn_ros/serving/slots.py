@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ def create_memory(name: str, size: int) -> int:
     return fd
 
 
-@dataclass(frozen=True)
-class SlotLayout:
+class SlotLayout(NamedTuple):
     """How the memory of one camera is divided; an engine process maps it accordingly.
 
     count: number of slots. max_pixels: maximum size of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs
@@ -51,13 +50,8 @@ class SlotLayout:
         return _whole_pages(_CHANNELS * self.max_pixels)
 
     @property
-    def output_bytes(self) -> int:
-        """Space for one DNN's large results."""
-        return _whole_pages(self.max_pixels)
-
-    @property
     def slot_bytes(self) -> int:
-        return self.image_bytes + len(self.outputs) * self.output_bytes
+        return self.image_bytes + len(self.outputs) * _whole_pages(self.max_pixels)
 
 
 class SlotMemory:
@@ -77,35 +71,31 @@ class Slot:
 
     def __init__(self, memory: SlotMemory, index: int, on_release: Callable[[int], None] = lambda index: None) -> None:
         self.index = index
-        self._memory = memory
-        self._layout = memory.layout
+        self._layout, begin = memory.layout, index * memory.layout.slot_bytes
+        self._bytes = memory.bytes[begin : begin + self._layout.slot_bytes]
         self._on_release = on_release
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         """View of the image, (H, W, 3) uint8. Raises ValueError if it is larger than the slot."""
-        size = _CHANNELS * height * width
-        if size > self._layout.image_bytes:
-            pixels = self._layout.max_pixels
+        pixels = self._layout.max_pixels
+        if _CHANNELS * height * width > self._layout.image_bytes:
             raise ValueError(f"an image of {width} x {height} pixels does not fit into a slot of {pixels} pixels")
-        return self._view(0, size).reshape(height, width, _CHANNELS)
+        return self._bytes[: _CHANNELS * height * width].reshape(height, width, _CHANNELS)
 
     def file(self, size: int) -> npt.NDArray[np.uint8] | None:
         """View of a JPEG file of `size` bytes in the place of the image, (bytes,) uint8; None if it does not fit."""
-        return self._view(0, size) if size <= self._layout.image_bytes else None
+        return self._bytes[:size] if size <= self._layout.image_bytes else None
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
-        layout = self._layout
-        if dnn not in layout.outputs:
-            return self._view(0, 0)
-        return self._view(layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes, layout.output_bytes)
+        if dnn not in self._layout.outputs:
+            return self._bytes[:0]
+        size = _whole_pages(self._layout.max_pixels)
+        begin = self._layout.image_bytes + self._layout.outputs.index(dnn) * size
+        return self._bytes[begin : begin + size]
 
     def release(self) -> None:
         self._on_release(self.index)
-
-    def _view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        begin = self.index * self._layout.slot_bytes + offset
-        return self._memory.bytes[begin : begin + size]
 
 
 class SlotPool(SlotMemory):

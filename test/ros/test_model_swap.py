@@ -242,7 +242,7 @@ def test_tracks_go_on_with_the_same_class_names_and_end_with_others(bench: Bench
         return rig.received["object"][-1].detections[0].id
 
     rig.until(lambda: last_id() == "1", "an identity")
-    rig.swap("0,slow")
+    rig.swap("0,brief")
     rig.wait_status("took over")
     rig.wait_results()
     assert last_id() == "1"

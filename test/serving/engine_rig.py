@@ -12,7 +12,7 @@ from fake_host import Ends
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import Build, EngineDescription, Progress
-from multi_dnn_ros.serving.engine_process import EngineProcess, Events
+from multi_dnn_ros.serving.engine_process import Engine, Events
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -30,7 +30,7 @@ class Rig:
             name: SlotPool(SlotLayout(name, 8, camera.max_pixels, self.dnns)) for name, camera in config.cameras.items()
         }
         self.events: Events = queue.SimpleQueue()
-        self.engine = EngineProcess("engine test", "cpu", self.dnns, self.pools, self.events, modules)
+        self.engine = Engine("engine test", "cpu", self.dnns, self.pools, self.events, modules)
         settings = {name: DnnSettings(tuple(dnn.cameras or config.cameras)) for name, dnn in config.dnns.items()}
         self.ledger = self.engine.ledger = Ledger(settings, self.ends.callbacks())
 

@@ -26,7 +26,7 @@ from waiting import runs, until
 
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import engine_process, messages
-from multi_dnn_ros.serving.engine_process import EngineProcess, oom_kills
+from multi_dnn_ros.serving.engine_process import Engine, oom_kills
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 Make = Callable[..., Rig]
@@ -223,7 +223,7 @@ def test_nothing_is_left_of_processes_killed_at_any_time(
         del one
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError, match=r"engine test cannot be started: .*/nowhere/python"):
-        EngineProcess("engine test", "cpu", ("object",), {}, engine_process.Events())
+        Engine("engine test", "cpu", ("object",), {}, engine_process.Events())
     until(lambda: _leaked(before) == {}, "state as before", told=lambda: _leaked(before))
 
 
