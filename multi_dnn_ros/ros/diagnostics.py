@@ -10,11 +10,10 @@ import math
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import distributions
 from typing import NamedTuple
 
-import psutil
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
@@ -102,7 +101,6 @@ class Diagnostics:
         self._node = node
         self._statuses = statuses
         self._hardware_id = platform.node()
-        self._process = psutil.Process()
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
         # On the steady clock, because simulated time may be paused.
         self._timer = node.create_timer(period_s, self._publish, clock=Clock(clock_type=ClockType.STEADY_TIME))
@@ -111,10 +109,6 @@ class Diagnostics:
         """The node is configured: hardware_id is the name of the computer and of its device."""
         self._hardware_id = f"{platform.node()} {device_name}"
         self._timer.timer_period_ns = round(period_s * 1e9)
-
-    def resident_memory(self) -> Iterator[tuple[str, int]]:
-        """Memory of this process, in bytes."""
-        yield "resident memory (bytes)", self._process.memory_info().rss
 
     def _publish(self) -> None:
         name = self._node.get_fully_qualified_name().lstrip("/")

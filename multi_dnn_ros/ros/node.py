@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
@@ -262,6 +263,6 @@ class MultiDnnNode(LifecycleNode):
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         """Memory by name with the unit, in bytes."""
-        yield from self._diagnostics.resident_memory()
+        yield "resident memory (bytes)", psutil.Process().memory_info().rss
         if self._host is not None:
             yield from self._host.memory().items()

@@ -80,7 +80,6 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     node: MultiDnnNode | None = None
     service: ServiceStatus | None = None
     package_log = logging.getLogger("multi_dnn_ros")
-    forward: logging.Handler = logging.NullHandler()
     executor = MultiThreadedExecutor(2)  # one thread for a transition, one for everything else
     try:
         node = MultiDnnNode()
@@ -89,8 +88,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
             node.get_logger().warning(warning)
         node.get_logger().info(middleware)
-        forward = _RosLog(node.get_logger())
-        package_log.addHandler(forward)
+        package_log.addHandler(_RosLog(node.get_logger()))
         package_log.setLevel(int(node.get_logger().get_effective_level()))  # Python and rclpy number the levels alike
         service = ServiceStatus(node)
         executor.add_node(node)
@@ -111,8 +109,6 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
             node.close()
             executor.shutdown(timeout_sec=0.0)
             node.destroy_node()
-        package_log.removeHandler(forward)
-        package_log.setLevel(logging.NOTSET)
         rclpy.try_shutdown()
     return node is not None and bool(node.hung)
 

@@ -38,8 +38,7 @@ class ResultPublishers:
     ``~/<result>/label_info``.
 
     The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
-    results: kind and class names of each DNN's results, by the name of the output, "" without outputs; class names are
-    published if the kind has labels. Each DNN has publishers of its own.
+    kinds: of each DNN's results, by the name of the output, "" without outputs. Each DNN has publishers of its own.
 
     Raises ExtensionError if the message type of a result kind is not installed.
     """
@@ -48,18 +47,17 @@ class ResultPublishers:
         self,
         node: LifecycleNode,
         cameras_by_dnn: Mapping[str, tuple[str, ...]],
-        results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
+        kinds: Mapping[str, Mapping[str, ResultKind]],
     ) -> None:
         self._node = node
         #: The kind of each result, by its name.
         self.kinds: dict[str, ResultKind] = {}
-        self._labels: dict[str, tuple[str, ...]] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
         self._on_ground: dict[str, list[Any]] = {}  # publishers of ground topics, by camera
         try:
             for dnn, cameras in cameras_by_dnn.items():
-                for output, (kind, labels) in results[dnn].items():
-                    self._add_result(result_name(dnn, output), kind, labels, cameras)
+                for output, kind in kinds[dnn].items():
+                    self._add_result(result_name(dnn, output), kind, cameras)
         except BaseException:
             self.close()
             raise
@@ -67,10 +65,9 @@ class ResultPublishers:
             self._add(Image, IMAGES, camera, "overlay")
             self._add(CompressedImage, IMAGES, camera, "overlay", "compressed")
 
-    def _add_result(self, result: str, kind: ResultKind, labels: tuple[str, ...], cameras: tuple[str, ...]) -> None:
+    def _add_result(self, result: str, kind: ResultKind, cameras: tuple[str, ...]) -> None:
         self.kinds[result] = kind
         if kind.has_labels:
-            self._labels[result] = labels
             self._add(LabelInfo, LATCHED, result, "label_info")
         for camera in cameras:
             for topic in kind.topics:
@@ -130,20 +127,14 @@ class ResultPublishers:
         if compressed.get_subscription_count():
             compressed.publish(jpeg_message(pixels, header))
 
-    def set_labels(self, result: str, labels: tuple[str, ...]) -> None:
-        """The class names of a result have changed; no effect if its kind has none."""
-        if result in self._labels:
-            self._labels[result] = labels
-
-    def publish_labels(self, result: str, score_threshold: float) -> None:
+    def publish_labels(self, result: str, labels: tuple[str, ...], score_threshold: float) -> None:
         """Publish class names and score threshold of a result, latched; does nothing if its kind has no labels.
 
-        To be called after activation, because inactive publishers drop messages, and after changes of the threshold.
+        To be called after activation, because inactive publishers drop messages, and after changes of the two.
         """
-        if result in self._labels:
+        if self.kinds[result].has_labels:
             header = Header(stamp=self._node.get_clock().now().to_msg())
-            message = label_info_message(self._labels[result], score_threshold, header)
-            self._publishers[result, "label_info"].publish(message)
+            self._publishers[result, "label_info"].publish(label_info_message(labels, score_threshold, header))
 
     def close(self) -> None:
         """Destroy the publishers."""

@@ -58,14 +58,13 @@ class ServedDnns:
         self.description = description
         self.active = False
         RESULT_KINDS.usable()
-        results = {
-            name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
+        kinds = {
+            name: {output: RESULT_KINDS.get(it.result_kind) for output, it in dnn.results.items()}
             for name, dnn in description.dnns.items()
         }
-        kinds = {name: [kind for kind, _ in found.values()] for name, found in results.items()}
         if problems := tracking_problems(config, kinds):
             raise ParameterError(problems)
-        self._outputs = ResultPublishers(node, {name: dnn.cameras for name, dnn in description.dnns.items()}, results)
+        self._outputs = ResultPublishers(node, {name: dnn.cameras for name, dnn in description.dnns.items()}, kinds)
         self._services = [
             node.create_service(SetBool, f"~/{dnn}/enable", partial(self._enable, f"dnn.{dnn}.enable"))
             for dnn in description.dnns
@@ -97,7 +96,6 @@ class ServedDnns:
     def start(self) -> None:
         """Serve frames. To be called when the publishers are active, because inactive ones drop messages."""
         config, dnns = self.config, self.description.dnns
-        self._bad_files: dict[str, int] = {}  # by camera, arrival of the last image that the engine could not decode
         self._last: dict[DnnCamera, DnnCameraStatistics] = {}  # of the last diagnostics
         self._tracks = Tracks()
         for name in (name for name in dnns if config.dnns[name].track):
@@ -131,7 +129,8 @@ class ServedDnns:
             )
         for camera in config.cameras.keys() - self._decoders.keys():
             self._log.warning(f"camera {camera}: no DNN processes its images (parameters dnn.<dnn>.cameras)")
-        self._publish_labels(*dnns)
+        for dnn, described in dnns.items():
+            self._publish_labels(dnn, *described.results)
 
     def stop(self) -> list[str]:
         """Accept no more frames, finish those in progress, end all threads; returns the names of threads that hang.
@@ -168,7 +167,7 @@ class ServedDnns:
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         """Apply a changed runtime parameter. name: without `dnn.<dnn>.`."""
-        _, field = assign(self.config.dnns[dnn], name, value)
+        output, field = assign(self.config.dnns[dnn], name, value)
         if not (name == "score_threshold" and self.config.dnns[dnn].track):
             self.host.update(dnn, name, value)
         if field == "score_threshold":
@@ -179,8 +178,8 @@ class ServedDnns:
             self._ledger.update(dnn, deadline_ns=round(value * 1e6) or None)
         elif field == "max_rate_hz":
             self._ledger.update(dnn, max_rate_hz=value)
-        elif field == "score_threshold":
-            self._publish_labels(dnn)
+        elif field == "score_threshold" and output in self.description.dnns[dnn].results:
+            self._publish_labels(dnn, output)
         elif field == "enable":
             self._ledger.update(dnn, enabled=value)
             for decoder in self._decoders.values():
@@ -195,9 +194,7 @@ class ServedDnns:
             for name, value in values.items():
                 assign(self.config.dnns[dnn], name, value)
             self._update_thresholds(dnn)
-            for output, result in dnns[dnn].results.items():
-                self._outputs.set_labels(result_name(dnn, output), result.labels)
-        self._publish_labels(*changes)
+            self._publish_labels(dnn, *dnns[dnn].results)
 
     def _threshold(self, dnn: str, output: str = "") -> float:
         """The score threshold that a result is served with; 0 in the parameter selects that of the model."""
@@ -211,11 +208,11 @@ class ServedDnns:
             self.host.update(dnn, "score_threshold", min(self._threshold(dnn), LOW_SCORE))
             self._tracks.set_threshold(dnn, self._threshold(dnn))
 
-    def _publish_labels(self, *dnns: str) -> None:
-        """Publish class names and thresholds of all results of DNNs; inactive publishers drop them."""
-        for dnn in dnns:
-            for output in self.description.dnns[dnn].results:
-                self._outputs.publish_labels(result_name(dnn, output), self._threshold(dnn, output))
+    def _publish_labels(self, dnn: str, *outputs: str) -> None:
+        """Publish class names and thresholds of results of a DNN; inactive publishers drop them."""
+        for output in outputs:
+            labels = self.description.dnns[dnn].results[output].labels
+            self._outputs.publish_labels(result_name(dnn, output), labels, self._threshold(dnn, output))
 
     def _enable(self, name: str, request: Any, response: Any) -> Any:
         """The service ``~/<dnn>/enable`` sets the parameter, so that both always agree."""
@@ -258,7 +255,7 @@ class ServedDnns:
             if camera not in inputs:  # not subscribed yet
                 continue
             level, text = OK, SWITCHED_OFF_MESSAGE
-            if dnn in statistics.disabled:
+            if dnn not in switched_off and dnn in statistics.disabled:
                 level, text = ERROR, statistics.disabled[dnn]
             elif dnn not in switched_off:
                 before = self._last.get((dnn, camera), DnnCameraStatistics())
@@ -282,11 +279,8 @@ class ServedDnns:
         """Log failures as errors and other drops at level debug."""
         self._overlay.skip(drop)
         camera = drop.frame.camera
-        # A JPEG file that the engine could not decode is reported once, although every DNN drops it.
-        if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:
-            reported, self._bad_files[camera] = self._bad_files.get(camera), drop.frame.received_ns
-            if reported != drop.frame.received_ns:
-                self._on_bad_image(camera, FrameError(drop.message))
+        if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:  # a JPEG file that the engine could not decode
+            self._on_bad_image(camera, FrameError(drop.message))
         text = f"DNN {drop.dnn} dropped a frame of camera {camera}: {drop.reason.value}: {drop.message}"
         if drop.reason.effect is not DropEffect.FAILURE:
             self._log.debug(f"{text} (stamp {drop.frame.stamp_ns} ns)")
@@ -294,8 +288,7 @@ class ServedDnns:
             self._log.error(text, throttle_duration_sec=_LOG_PERIOD_S)
 
     def _on_bad_image(self, camera: str, error: FrameError) -> None:
-        text = f"camera {camera}, topic {self._inputs[camera].topic}: {error}"
-        self._log.warning(text, throttle_duration_sec=_LOG_PERIOD_S)
+        self._log.warning(f"camera {camera}: {error}", throttle_duration_sec=_LOG_PERIOD_S)
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -12,15 +12,15 @@ from multi_dnn_ros.vision.results import Detections
 from multi_dnn_ros.vision.tracking.byte_track import ByteTracker, TrackerSettings
 
 
-def tracking_problems(config: NodeConfig, kinds: Mapping[str, Sequence[ResultKind]]) -> list[str]:
-    """DNNs whose results cannot be tracked, one line each. kinds: kinds of each DNN's results."""
+def tracking_problems(config: NodeConfig, kinds: Mapping[str, Mapping[str, ResultKind]]) -> list[str]:
+    """DNNs whose results cannot be tracked, one line each. kinds: of each DNN's results, by the name of the output."""
     problems = []
     for dnn in (name for name, settings in config.dnns.items() if settings.track):
         refusal = ""
         if config.dnns[dnn].outputs:
             refusal = "allowed with several results (outputs): false"
-        elif not issubclass(kinds[dnn][0].type, Detections):
-            refusal = f"allowed: false, because its results are {kinds[dnn][0].name}, not boxes"
+        elif not issubclass(kinds[dnn][""].type, Detections):
+            refusal = f"allowed: false, because its results are {kinds[dnn][''].name}, not boxes"
         if refusal:
             problems.append(f"parameter dnn.{dnn}.track is true; {refusal}")
     return problems

@@ -36,7 +36,7 @@ class FakeNode:
 
 def publishers(kind: ResultKind) -> ResultPublishers:
     node: Any = FakeNode()
-    return ResultPublishers(node, {"light": ("front",)}, {"light": {"": (kind, ("thing",))}})
+    return ResultPublishers(node, {"light": ("front",)}, {"light": {"": kind}})
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_messages_that_cannot_be_created_are_refused_while_configuring(topic: To
 def test_no_publisher_is_left_if_a_later_dnn_cannot_be_published() -> None:
     node: Any = FakeNode()
     results = {
-        "object": {"": (RESULT_KINDS.get("detections"), ("thing",))},
-        "light": {"": (ResultKind("lamps", float, (Topic("lamp", "no_msgs/msg/Lamp", print),)), ())},
+        "object": {"": RESULT_KINDS.get("detections")},
+        "light": {"": ResultKind("lamps", float, (Topic("lamp", "no_msgs/msg/Lamp", print),))},
     }
     with pytest.raises(ExtensionError, match="DNN light"):
         ResultPublishers(node, dict.fromkeys(results, ("front",)), results)  # type: ignore[arg-type]
