@@ -16,7 +16,6 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 #: Maximum number of boxes of a frame that are considered, those with the best scores.
@@ -38,28 +37,6 @@ class TwoParts(NamedTuple):
 
     condense: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
     decode: Callable[[Sequence[Values], tuple[int, int]], Any]
-
-
-class HostValue:
-    """A number that the host may change between two launches of a captured CUDA graph, such as a threshold."""
-
-    def __init__(self) -> None:
-        self._host: Tensor | None = None
-
-    def set(self, value: float) -> None:
-        """Use another number from now on."""
-        import torch
-
-        if self._host is None:
-            self._host = torch.zeros((), dtype=torch.float32)
-        self._host.numpy()[()] = value  # not by PyTorch: the tensor may have been pinned in inference mode
-
-    def on(self, device: torch.device) -> Tensor:
-        """The number as a tensor () on a device. In a captured graph each launch copies the current number."""
-        assert self._host is not None
-        if device.type == "cuda" and not self._host.is_pinned():  # in the first call, before the capture
-            self._host = self._host.pin_memory()
-        return self._host.to(device, non_blocking=True)
 
 
 def total_of(values: Tensor) -> Tensor:

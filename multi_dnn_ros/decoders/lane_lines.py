@@ -15,14 +15,11 @@ Lengths are shares of the mask's width, with the origin in the middle of the mas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -102,34 +99,6 @@ def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
         kept = length > int((longer <= limit).argmax())
         begin, end = begin[kept], end[kept]
     return Runs(begin, end, height, width)
-
-
-def reduce_to_runs(logits: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As find_runs, for pixels (h, w) of at least `threshold` (), on any device: (R,) int32 begin and end, and (R,)
-    float32 sum of the probabilities of each run; R is max_runs(h).
-
-    Runs that do not exist come last, with begin and end h * (w + 1). Without synchronization and with shapes that do
-    not depend on values, so that it can be captured in a CUDA graph.
-    """
-    import torch
-    from torch.nn import functional as F
-
-    height, width = logits.shape
-    mask = (logits >= threshold).to(logits.dtype)[None]
-    closed = -F.max_pool2d(-F.max_pool2d(mask, 3, 1, 1), 3, 1, 1)[0]
-    padded = F.pad(closed, (1, 1))
-    column = torch.arange(width + 1, device=logits.device)
-    # The first unset pixel from each column on.
-    behind = torch.where(padded[:, 1:] > 0, width, column).flip(1).cummin(1).values.flip(1)
-    begins = padded[:, 1:-1] > padded[:, :-2]
-    length = torch.where(begins, behind[:, :width] - column[:width], 0).flatten()
-    length, pixel = length.topk(min(max_runs(height), length.numel()))
-    row = torch.div(pixel, width, rounding_mode="floor")
-    begin, order = torch.where(length > 0, pixel + row, height * (width + 1)).sort()
-    length, pixel = length[order], pixel[order]
-    sums = F.pad(logits.sigmoid().flatten().cumsum(0, dtype=torch.float64), (1, 0))
-    probability = sums[pixel + length] - sums[pixel]
-    return begin.int(), (begin + length).int(), probability.float()
 
 
 def group_runs(runs: Runs) -> Lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cv2
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.decoders.arrays import Values, joined, logsumexp
-from multi_dnn_ros.decoders.base import Decoder, HostValue, TwoParts, expect_finite, total_of
-from multi_dnn_ros.decoders.lane_lines import Floats, Integers, Runs, find_runs, group_runs, reduce_to_runs
+from multi_dnn_ros.decoders.base import Decoder, TwoParts, expect_finite
+from multi_dnn_ros.decoders.lane_lines import Floats, Integers, Runs, find_runs, group_runs
 from multi_dnn_ros.decoders.layout import EXACT, POSSIBLE, Difference, Layout, Match, Pattern, match, match_classes
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -47,7 +47,6 @@ class MapDecoder(Decoder):
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
         self.chosen_classes = self.kept or (len(labels) - 1,)
-        self._threshold = HostValue()
 
     @classmethod
     def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
@@ -94,30 +93,18 @@ class MapDecoder(Decoder):
         raise NotImplementedError
 
     def in_two_parts(self) -> TwoParts:
-        """The first part compares the logits with the threshold: far less than a number per pixel and class is left."""
+        """The first part leaves one map instead of one per class."""
         return TwoParts(self.reduce, self.decode_reduced)
 
     def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Raw outputs on any device -> those of :meth:`reduce_map`, and the sum of all logits ()."""
-        logits = self.maps(outputs).float()
-        self._threshold.set(self.logit_threshold)
-        reduced = self.reduce_map(self.chosen_logits(logits), self._threshold.on(logits.device))
-        return *reduced, total_of(logits)
-
-    def reduce_map(self, logits: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
-        """Map (h, w) of logits, and the smallest logit that counts (), on any device -> what the second part needs."""
-        raise NotImplementedError
+        """Raw outputs on any device -> the map (h, w) of the logits of the chosen classes."""
+        return (self.chosen_logits(self.maps(outputs).float()),)
 
     def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Any:
         """Result of reduce(), on the CPU, and the source's (H, W) -> result. OutputError for NaN or infinity."""
-        *arrays, total = map(np.asarray, reduced)
-        expect_finite("the outputs", float(total))
-        self._threshold.set(self.logit_threshold)  # for the next frame
-        return self.decode_reduced_map(arrays, source_size)
-
-    def decode_reduced_map(self, reduced: Sequence[npt.NDArray[Any]], source_size: tuple[int, int]) -> Any:
-        """Result of reduce_map(), on the CPU, and the source's (H, W) -> result."""
-        raise NotImplementedError
+        logits = np.asarray(reduced[0])
+        expect_finite("the outputs", float(logits.sum(dtype=np.float64)))
+        return self.decode_map(logits, source_size)
 
 
 class LaneDecoder(MapDecoder):
@@ -136,41 +123,6 @@ class LaneDecoder(MapDecoder):
             logits = np.asarray(cv2.resize(logits, _reduced_size(height, width)[::-1], interpolation=cv2.INTER_AREA))
         logits = np.ascontiguousarray(without_padding(logits, self.preprocess, source_size))
         runs = find_runs((logits >= self.logit_threshold).view(np.uint8))
-
-        def probabilities(chosen: Integers) -> Floats:
-            pixels, begins = _pixels(runs, chosen)
-            values = np.maximum(logits.reshape(-1).take(pixels), -80.0)  # of lower ones, exp() in float32 is infinite
-            result: Floats = np.add.reduceat(1.0 / (1.0 + np.exp(-values)), begins)
-            return result
-
-        return self._lanes(runs, probabilities, source_size)
-
-    def reduce_map(self, logits: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
-        """See reduce_to_runs."""
-        from torch.nn import functional as F
-
-        height, width = logits.shape
-        if width > MAX_WIDTH:
-            height, width = _reduced_size(height, width)
-            logits = F.interpolate(logits[None, None], (height, width), mode="area")[0, 0]
-        self._reduced_shape = (height, width)
-        return reduce_to_runs(logits, threshold)
-
-    def decode_reduced_map(self, reduced: Sequence[npt.NDArray[Any]], source_size: tuple[int, int]) -> Lanes:
-        begin, end, sums = reduced
-        count = int(np.count_nonzero(end > begin))
-        runs = Runs(begin[:count].astype(np.int64), end[:count].astype(np.int64), *self._reduced_shape)
-        rows, columns = content_of(self._reduced_shape, self.preprocess, source_size)
-        shares = sums[:count]
-        if (rows.stop - rows.start, columns.stop - columns.start) != self._reduced_shape:
-            runs, shares = _cropped(runs, shares, rows, columns)
-        return self._lanes(runs, shares.take, source_size)
-
-    def _lanes(self, runs: Runs, probabilities: Callable[[Integers], Floats], source_size: tuple[int, int]) -> Lanes:
-        """Lanes from the runs of the mask of an image of (H, W) pixels.
-
-        probabilities: indices (K,) of runs -> (K,) sum of the probabilities of each run's pixels.
-        """
         found = group_runs(runs)
         numbers = np.zeros((runs.height, runs.width), np.uint8)
         count = min(len(found.curves), self.max_detections, MAX_LANES)
@@ -188,10 +140,22 @@ class LaneDecoder(MapDecoder):
         number_of_run = number_of_line[found.of_run]
         chosen = np.flatnonzero(number_of_run)
         number, lengths = number_of_run[chosen], (runs.end - runs.begin)[chosen]
-        sums, sizes = (np.bincount(number, each, count + 1)[1:] for each in (probabilities(chosen), lengths))
-        numbers.reshape(-1)[_pixels(runs, chosen)[0]] = number.astype(np.uint8).repeat(lengths)
+        pixels, begins = _pixels(runs, chosen)
+        values = np.maximum(logits.reshape(-1).take(pixels), -80.0)  # of lower ones, exp() in float32 is infinite
+        probability = np.add.reduceat(1.0 / (1.0 + np.exp(-values)), begins)  # the sum of each run's pixels
+        sums, sizes = (np.bincount(number, each, count + 1)[1:] for each in (probability, lengths))
+        numbers.reshape(-1)[pixels] = number.astype(np.uint8).repeat(lengths)
         lanes = zip(range(1, count + 1), points, curves, (sums / sizes).tolist(), strict=True)
         return Lanes(numbers, tuple(Lane(*lane) for lane in lanes), source_size)
+
+    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        from torch.nn import functional as F
+
+        (logits,) = super().reduce(outputs)
+        height, width = logits.shape
+        if width > MAX_WIDTH:
+            logits = F.interpolate(logits[None, None], _reduced_size(height, width), mode="area")[0, 0]
+        return (logits,)
 
 
 class DrivableDecoder(MapDecoder):
@@ -208,15 +172,8 @@ class DrivableDecoder(MapDecoder):
         super().__init__(preprocess, labels, **{**options, "own_threshold": 0.5})
 
     def decode_map(self, logits: Map, source_size: tuple[int, int]) -> Mask:
-        return self.decode_reduced_map([logits >= self.logit_threshold], source_size)
-
-    def reduce_map(self, logits: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
-        """Whether each pixel (h, w) is drivable."""
-        return (logits >= threshold,)
-
-    def decode_reduced_map(self, reduced: Sequence[npt.NDArray[Any]], source_size: tuple[int, int]) -> Mask:
-        inside = without_padding(reduced[0], self.preprocess, source_size)
-        return Mask(np.where(inside, np.uint8(0), np.uint8(NO_CLASS)), ("drivable",), source_size)
+        drivable = without_padding(logits >= self.logit_threshold, self.preprocess, source_size)
+        return Mask(np.where(drivable, np.uint8(0), np.uint8(NO_CLASS)), ("drivable",), source_size)
 
 
 class TwinLiteNetDecoder(LaneDecoder):
@@ -251,35 +208,18 @@ class TwinLiteNetDecoder(LaneDecoder):
         return [output for output in outputs if output.ndim == 4][self.map_number][0]
 
 
-def content_of(shape: tuple[int, int], preprocess: Preprocess, source_size: tuple[int, int]) -> tuple[slice, slice]:
-    """Rows and columns of a map of (h, w) values, of any resolution, that show an image of (H, W); at least one."""
-    geometry = preprocess.geometry(source_size)
-    across, down = shape[1] / preprocess.width, shape[0] / preprocess.height
-    left, right = round(geometry.left * across), round((geometry.left + geometry.width) * across)
-    top, bottom = round(geometry.top * down), round((geometry.top + geometry.height) * down)
-    return slice(top, max(bottom, top + 1)), slice(left, max(right, left + 1))
-
-
 def without_padding(values: npt.NDArray[Any], preprocess: Preprocess, source_size: tuple[int, int]) -> npt.NDArray[Any]:
     """The part of a map (h, w), of any resolution, that shows an image of (H, W); at least one value."""
-    return values[content_of((values.shape[0], values.shape[1]), preprocess, source_size)]
+    geometry = preprocess.geometry(source_size)
+    across, down = values.shape[1] / preprocess.width, values.shape[0] / preprocess.height
+    left, right = round(geometry.left * across), round((geometry.left + geometry.width) * across)
+    top, bottom = round(geometry.top * down), round((geometry.top + geometry.height) * down)
+    return values[top : max(bottom, top + 1), left : max(right, left + 1)]
 
 
 def _reduced_size(height: int, width: int) -> tuple[int, int]:
     """The size of a map that is too wide, with MAX_WIDTH columns."""
     return max(1, round(height * MAX_WIDTH / width)), MAX_WIDTH
-
-
-def _cropped(runs: Runs, sums: Floats, rows: slice, columns: slice) -> tuple[Runs, Floats]:
-    """The part of the runs in these rows and columns, and the share of their sums of probabilities."""
-    row, stride = runs.row, runs.width + 1
-    begin = np.maximum(runs.begin - row * stride, columns.start) - columns.start
-    end = np.minimum(runs.end - row * stride, columns.stop) - columns.start
-    kept = np.flatnonzero((rows.start <= row) & (row < rows.stop) & (begin < end))
-    height, width = rows.stop - rows.start, columns.stop - columns.start
-    row = (row[kept] - rows.start) * (width + 1)
-    share = (end - begin)[kept] / (runs.end - runs.begin)[kept]
-    return Runs(row + begin[kept], row + end[kept], height, width), sums[kept] * share
 
 
 def _pixels(runs: Runs, chosen: Integers) -> tuple[Integers, Integers]:

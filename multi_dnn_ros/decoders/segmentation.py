@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.decoders.arrays import Floats, Values, exp, largest, logsumexp, sigmoid
-from multi_dnn_ros.decoders.base import Decoder, HostValue, TwoParts, expect_finite, total_of
+from multi_dnn_ros.decoders.base import Decoder, TwoParts, expect_finite
 from multi_dnn_ros.decoders.lane_map import without_padding
 from multi_dnn_ros.decoders.layout import POSSIBLE, Difference, Layout, Match
 from multi_dnn_ros.decoders.registry import DecoderSpec
@@ -41,8 +41,6 @@ class SegmentationDecoder(Decoder):
         self._class_ids = np.array(
             [index if not self.kept or index in self.kept else NO_CLASS for index in range(len(labels))], np.uint8
         )
-        self._on_device: Tensor | None = None
-        self._threshold = HostValue()
 
     @classmethod
     def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
@@ -72,34 +70,27 @@ class SegmentationDecoder(Decoder):
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Mask:
         logits = outputs[0][0]
-        found = self._class_ids[logits.argmax(0)]
-        if self.threshold > 0.0:
-            found[best_probability(logits) < self.threshold] = NO_CLASS
-        return self._mask(found, source_size)
+        probability = best_probability(logits) if self.threshold > 0.0 else np.ones(logits.shape[1:], np.float32)
+        return self._mask(logits.argmax(0), probability, source_size)
 
     def in_two_parts(self) -> TwoParts:
-        """The first part finds the class of each pixel: one byte per pixel is copied instead of the maps."""
+        """The first part finds the class of each pixel: five bytes per pixel are copied instead of the maps."""
         return TwoParts(self.reduce, self.decode_reduced)
 
     def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """(1, classes, h, w) logits on any device -> classes (h, w) uint8, sum of logits ()."""
-        import torch
-
+        """(1, classes, h, w) logits on any device -> classes (h, w) uint8 and their probabilities (h, w)."""
         logits = outputs[0][0].float()
-        self._threshold.set(self.threshold)
-        if self._on_device is None or self._on_device.device != logits.device:  # in the first call, before a capture
-            self._on_device = torch.from_numpy(self._class_ids).to(logits.device)
-        is_chosen = best_probability(logits) >= self._threshold.on(logits.device)
-        return torch.where(is_chosen, self._on_device[logits.argmax(0)], NO_CLASS), total_of(logits)
+        return logits.argmax(0).byte(), best_probability(logits)
 
     def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Mask:
         """Result of reduce(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
-        found, total = map(np.asarray, reduced)
-        expect_finite("the outputs", float(total))
-        self._threshold.set(self.threshold)  # for the next frame
-        return self._mask(found, source_size)
+        classes, probability = map(np.asarray, reduced)
+        expect_finite("the outputs", float(probability.sum(dtype=np.float64)))
+        return self._mask(classes, probability, source_size)
 
-    def _mask(self, found: npt.NDArray[np.uint8], source_size: tuple[int, int]) -> Mask:
+    def _mask(self, classes: npt.NDArray[Any], probability: Floats, source_size: tuple[int, int]) -> Mask:
+        found = self._class_ids[classes]
+        found[probability < self.threshold] = NO_CLASS
         content = np.ascontiguousarray(without_padding(found, self.preprocess, source_size))
         return Mask(content, self.labels, source_size)
 

@@ -217,7 +217,7 @@ def test_models_that_do_not_fit(models: Path) -> None:
     """A wrong number of names, a decoder of other outputs: what is there, or allowed."""
     commands = {
         "(1, 7, 84)": ["inspect", models / "yolo.onnx", "--labels", "red", "green"],
-        "ufld": ["inspect", models / "yolo.onnx", "--decoder", "ufld"],
+        "ufldv2": ["inspect", models / "yolo.onnx", "--decoder", "ufldv2"],
     }
     check_rejected(commands, models)
 

@@ -1,16 +1,15 @@
-"""Lane lines in masks, some of them full of noise, and the reduction of a map to runs."""
+"""Lane lines in masks, some of them full of noise."""
 
 from __future__ import annotations
 
 import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from multi_dnn_ros.decoders.lane_lines import Lines, Runs, find_runs, group_runs, max_runs, reduce_to_runs
+from multi_dnn_ros.decoders.lane_lines import Lines, Runs, find_runs, group_runs, max_runs
 
 MASKS = arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 1))
 
@@ -32,20 +31,6 @@ def test_runs_cover_exactly_the_set_pixels(mask: np.ndarray) -> None:
     runs = find_runs(mask)
     np.testing.assert_array_equal(painted(runs), closed(mask))
     assert (runs.begin[1:] > runs.end[:-1]).all()  # row by row, left to right, not touching
-
-
-@settings(max_examples=80)
-@given(MASKS, st.integers(0, 2**31))
-def test_reducing_on_a_device_finds_the_same_runs_and_their_probabilities(mask: np.ndarray, seed: int) -> None:
-    logits = np.where(mask, 2.0, -2.0).astype(np.float32) + np.random.default_rng(seed).random(mask.shape) - 0.5
-    begin, end, sums = (part.numpy() for part in reduce_to_runs(torch.from_numpy(logits), torch.tensor(0.0)))
-    runs, count = find_runs(mask), int((end > begin).sum())
-    assert len(begin) == len(end) == len(sums) == min(max_runs(len(mask)), mask.size)
-    np.testing.assert_array_equal(begin[:count], runs.begin)
-    np.testing.assert_array_equal(end[:count], runs.end)
-    assert (begin[count:] == mask.shape[0] * (mask.shape[1] + 1)).all()
-    assert not sums[count:].any()
-    assert sums.sum() == pytest.approx((closed(mask) / (1.0 + np.exp(-logits))).sum(), abs=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.1])

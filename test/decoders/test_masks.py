@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.lane_map import DrivableDecoder
+from multi_dnn_ros.decoders.lane_map import DrivableDecoder, LaneDecoder, TwinLiteNetDecoder
+from multi_dnn_ros.decoders.layout import Layout
+from multi_dnn_ros.decoders.recognition import recognize
 from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
 from multi_dnn_ros.decoders.yolo import YoloMasksDecoder
 from multi_dnn_ros.decoders.yolo_instances import YoloInstancesDecoder
@@ -155,3 +157,25 @@ def test_a_mask_is_the_positive_part_of_its_prototypes_inside_the_box() -> None:
     np.testing.assert_allclose(placed.detections.boxes, [[42, 52, 106, 84]])
     assert placed.pixels[20 + 33, 10 + 33] == 1
     assert placed.pixels.sum() == 32 * 32
+
+
+def test_twinlitenet_gives_the_lines_of_its_second_map() -> None:
+    generator = torch.Generator().manual_seed(0)
+    area, lines = torch.randn(1, 2, 90, 160, generator=generator), torch.zeros(1, 2, 90, 160)
+    lines[0, 0] = 8.0
+    lines[0, :, 30:, 40:44] = torch.tensor([-4.0, 4.0])[:, None, None]
+    lines[0, :, 30:, 110:114] = torch.tensor([-4.0, 4.0])[:, None, None]
+    decoder = TwinLiteNetDecoder(Preprocess(160, 90), ("none", "lane"))
+    decoder.check([area, lines])
+    result = decoder([area, lines], (720, 1280))
+    assert len(result.lanes) == 2
+    single = LaneDecoder(Preprocess(160, 90), ("none", "lane"))([lines], (720, 1280))
+    np.testing.assert_array_equal(result.numbers, single.numbers)
+    parts = decoder.in_two_parts()
+    assert parts is not None
+    np.testing.assert_array_equal(parts.decode(parts.condense([area, lines]), (720, 1280)).numbers, single.numbers)
+    with pytest.raises(OutputError, match=r"decoder twinlitenet with .* reads .* expected, found 1"):
+        decoder([lines], (720, 1280))
+    with pytest.raises(OutputError, match="output 0 holds NaN"):
+        decoder([torch.full_like(area, float("nan")), lines], (720, 1280))
+    assert recognize(Layout(((1, 2, 360, 640),) * 2, (640, 360)), "lanes").chosen == "twinlitenet"

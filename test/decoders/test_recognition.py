@@ -109,7 +109,7 @@ shapes = st.lists(st.lists(st.integers(0, 9000), max_size=5).map(tuple), max_siz
 
 
 def test_the_text_about_parameter_color_names_the_decoders_that_expect_bgr() -> None:
-    text = DnnConfig.model_fields["color"].description or ""
+    text = " ".join((DnnConfig.model_fields["color"].description or "").split())
     named = re.search(r"bgr with decoders (.*) and (\w+), and rgb", text)
     assert named is not None
     expected = {spec.name for spec in DECODERS.usable() if spec.preprocess.get("bgr")}

@@ -144,7 +144,7 @@ def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, mode
         ({"output__people__keap": ["car"]}, "dnn.road.output.people.keap", "did you mean dnn.road.output.people.keep"),
         ({"output__people__raw_outputs": ["7"]}, "dnn.road.output.people.raw_outputs names '7'", "allowed: "),
         ({"output__people__keep": ["dog"]}, "dnn.road.output.people.keep", "allowed: car, person"),
-        ({"output__people__decoder": "ufld", "output__people__keep": []}, "dnn.road.output.people", "decoder ufld"),
+        ({"output__people__decoder": "ufldv2", "output__people__keep": []}, "dnn.road.output.people", "decoder ufldv2"),
         ({"outputs": ["cars", "cars"]}, "dnn.road.outputs has the entry 'cars' twice", "a name of its own"),
         ({"keep": ["car"]}, "dnn.road.keep is", "dnn.road.output.<output>.keep"),
         ({"crop": [0.5, 0.5, 0.75, 0.5]}, "dnn.road.crop is [0.5, 0.5, 0.75, 0.5]", "allowed: an empty list"),
