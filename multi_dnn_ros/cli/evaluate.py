@@ -213,14 +213,13 @@ def _scores(
 
     check_labels(network, data)
     try:
-        scores = score_rows(network, rows, module, args.batch_size, name)
+        return {"images": len(rows), **score_rows(network, rows, module, args.batch_size, name)}
     except OutputError as error:
         raise CommandError(f"{name} cannot be scored: {error}") from None
     except NoTruth as error:
         if not args.thresholds:
             raise CommandError(f"{data.name}: {error}; --thresholds counts false detections there") from None
-        scores = {}
-    return {"images": len(rows), **scores}
+        return {"images": len(rows)}
 
 
 def label(network: Mapping[str, Any]) -> str:
