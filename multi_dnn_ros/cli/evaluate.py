@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import networks
 from multi_dnn_ros.cli.figures import rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, add_command, check_writable, positive
+from multi_dnn_ros.cli.options import Commands, add_command, check_writable, positive, read_config
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "evaluate", _TEXT, run, libraries=("pycocotools",))
     networks.add_model(parser, "*", "networks to compare")
-    networks.add_configured_dnn(parser)
-    networks.add_data(parser)
     add = parser.add_argument
+    add("--params-file", type=Path, metavar="YAML",
+        help="instead of MODEL: a DNN of this parameter file, with its crop and all its results")  # fmt: skip
+    add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
+    networks.add_data(parser)
     add("--limit", type=positive, metavar="N",
         help="score only N images, evenly spaced over the test part (default: all)")  # fmt: skip
     add("--thresholds", action="store_true",
@@ -85,7 +87,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the networks, print the table and write the report."""
-    networks.check_configured(args, args.models, _MODEL_OPTIONS)
+    _check_configured(args)
     networks.check_files(args.weights, args.data, *args.models)
     report = args.report and args.report / "report.json"
     check_writable("--report", report)
@@ -128,6 +130,18 @@ def run(args: argparse.Namespace) -> int:
     _print([row for group in groups for row in group])
     save(quiet=False)
     return 0
+
+
+def _check_configured(args: argparse.Namespace) -> None:
+    """Raise UsageError unless either MODEL or --params-file is given, and only options that belong to it."""
+    if args.params_file is None and args.dnn is not None:
+        raise UsageError("--dnn names a DNN of --params-file, which is missing")
+    if bool(args.models) == (args.params_file is not None):
+        raise UsageError("expected either MODEL or --params-file")
+    for option in _MODEL_OPTIONS if args.params_file is not None else ():
+        name = option.replace("-", "_")
+        if getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"--{option} is for MODEL; a DNN of --params-file has its parameters there")
 
 
 def _target(args: argparse.Namespace, network: Trainable) -> Target:
@@ -199,14 +213,13 @@ def _scores(
 
     check_labels(network, data)
     try:
-        scores = score_rows(network, rows, module, args.batch_size, name)
+        return {"images": len(rows), **score_rows(network, rows, module, args.batch_size, name)}
     except OutputError as error:
         raise CommandError(f"{name} cannot be scored: {error}") from None
     except NoTruth as error:
         if not args.thresholds:
             raise CommandError(f"{data.name}: {error}; --thresholds counts false detections there") from None
-        scores = {}
-    return {"images": len(rows), **scores}
+        return {"images": len(rows)}
 
 
 def label(network: Mapping[str, Any]) -> str:
@@ -254,7 +267,10 @@ def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
     from multi_dnn_ros.training.data import evenly_spaced
     from multi_dnn_ros.vision.results import OutputError
 
-    name, config = networks.read_configured(args)
+    config = read_config(args)
+    name = next(iter(config.dnns)) if args.dnn is None and len(config.dnns) == 1 else args.dnn
+    if name not in config.dnns:
+        raise UsageError(f"--dnn is {name}; the parameter file has: {', '.join(config.dnns)}")
     settings, device = config.dnns[name], choose_device(args.device, "--device is")
     dnn = load_dnn(name, settings)
     rows: list[dict[str, Any]] = []

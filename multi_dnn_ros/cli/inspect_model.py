@@ -4,13 +4,12 @@ For a model the command shows inputs and outputs, which decoder reads the output
 and parameters, whether the CPU of this machine runs it, and the parameters to paste into a file for the node. If no
 decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve this file.
 
-With --params-file a DNN is inspected as it is configured: all results of its parameter `outputs`, and its crop.
+`multi-dnn demo --video road.jpg --params-file my_robot.yaml` draws all results of configured DNNs.
 
 examples:
   multi-dnn inspect yolov8n.onnx
   multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
   multi-dnn inspect people.onnx --labels person --json
-  multi-dnn inspect --params-file my_robot.yaml --dnn road --image road.jpg
   multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
 """
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 #: Name of the DNN of MODEL in errors, and the arguments that set its parameters.
 _NAME = "model"
 _ARGUMENTS = {"model": "argument MODEL", "weights": "--weights", "decoder": "--decoder", "labels": "--labels"}
-#: Options that are allowed only with MODEL.
-_MODEL_OPTIONS = ("weights", "num-classes", "size", "decoder", "labels")
 _PICTURES = (".png", ".jpg", ".jpeg")
 
 
@@ -55,8 +52,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "inspect", __doc__, run)
     add = parser.add_argument
-    networks.add_model(parser, "?", "model to inspect")
-    networks.add_configured_dnn(parser)
+    networks.add_model(parser, what="model to inspect")
     networks.add_network(parser, classifiers=False)
     add("--json", action="store_true", help="print JSON")
     add("--image", type=Path, metavar="FILE",
@@ -67,13 +63,11 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, print the result and draw the image."""
-    networks.check_configured(args, args.model, _MODEL_OPTIONS)
     _check_picture(args)
-    if args.params_file is None:
-        networks.check_files("", [], args.model)
+    networks.check_files("", [], args.model)
     content: dict[str, Any] = {}
     problems: list[str] = []
-    dnn = _inspect_configured(args, content) if args.params_file else _inspect_model(args, content, problems)
+    dnn = _inspect(args, content, problems)
     if args.image is not None:
         if dnn is None:
             problems.append(f"--image: nothing is drawn, as {args.model} cannot be run")
@@ -104,8 +98,7 @@ def _check_picture(args: argparse.Namespace) -> None:
     if not args.image.is_file():
         raise CommandError(f"--image is {args.image}: no such file")
     if args.output is None:
-        subject = args.model or args.dnn or args.params_file.stem
-        args.output = Path(f"{Path(subject.replace(':', '_')).stem}_{args.image.stem}.png")
+        args.output = Path(f"{Path(args.model.replace(':', '_')).stem}_{args.image.stem}.png")
     if args.output.suffix not in _PICTURES:
         raise UsageError(f"--output is {args.output}; expected a name that ends in {' or '.join(_PICTURES)}")
     if args.output.resolve() == args.image.resolve():
@@ -113,18 +106,7 @@ def _check_picture(args: argparse.Namespace) -> None:
     check_writable("--output", args.output)
 
 
-def _inspect_configured(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
-    from multi_dnn_ros.models.load import load_dnn
-
-    name, config = networks.read_configured(args)
-    settings = config.dnns[name]
-    dnn = load_dnn(name, settings, onnx=True)
-    content |= {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
-    content |= {"input_size": [dnn.preprocess.width, dnn.preprocess.height], "results": _results(dnn)}
-    return dnn
-
-
-def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: list[str]) -> Dnn | None:
+def _inspect(args: argparse.Namespace, content: dict[str, Any], problems: list[str]) -> Dnn | None:
     """Fill in what was found out about MODEL, and each reason why the node cannot serve it; None: it cannot run."""
     from multi_dnn_ros.common.errors import summarize_error
     from multi_dnn_ros.decoders.layout import shape_text
@@ -190,7 +172,7 @@ def _inspect_model(args: argparse.Namespace, content: dict[str, Any], problems: 
             config = config.model_copy(update={"decoder": content["decoder"]})
         config = config.model_copy(update=assumed)
         dnn = load_dnn(_NAME, config, onnx=True)
-        content |= {"result_kind": dnn.result_kind, "labels": list(dnn.labels), "results": _results(dnn)}
+        content |= {"result_kind": dnn.result_kind, "labels": list(dnn.labels)}
         content["backend"] = _run_on_cpu(dnn, config)
         content["yaml"] = _yaml(config, dnn, source, assumed)
     except (ModelError, extensions.ExtensionError) as error:
@@ -212,21 +194,6 @@ def _run_on_cpu(dnn: Dnn, config: DnnConfig) -> str:
     task = make_task(dnn, config, ("camera",), choose_backend("auto", CPU, dnn=_NAME), CPU)
     run_on_black(task, CPU, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))
     return f"runs on the CPU, by {backend_name('auto', CPU, _NAME)}"
-
-
-def _results(dnn: Dnn) -> dict[str, Any]:
-    """How each result is decoded, by its name."""
-    from multi_dnn_ros.vision.results import result_name
-
-    return {
-        result_name(dnn.name, name): {
-            "result_kind": output.result_kind,
-            "decoder": output.decoder_name or type(output.decoder).name,
-            "raw_outputs": None if output.raw_outputs is None else list(output.raw_outputs),
-            "labels": list(output.labels),
-        }
-        for name, output in dnn.outputs.items()
-    }
 
 
 def _yaml(config: DnnConfig, dnn: Dnn, source: Source, assumed: Mapping[str, object]) -> str:
@@ -273,13 +240,7 @@ def _text(content: Mapping[str, Any]) -> str:
     """The values of the JSON as lines of a name and a value; the parameters to paste come last."""
     lines = []
     for name, value in content.items():
-        if name == "results":
-            parts = [
-                f"{result}: {each['result_kind']} by decoder {each['decoder']}, labels: {', '.join(each['labels'])}, "
-                f"raw outputs: {'all' if each['raw_outputs'] is None else ', '.join(map(str, each['raw_outputs']))}"
-                for result, each in value.items()
-            ]  # fmt: skip
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             parts = [", ".join(f"{key or 'ai.onnx'} {number}" for key, number in value.items())]
         elif name == "labels":
             parts = [f"{len(value)}: {', '.join(value)}"]

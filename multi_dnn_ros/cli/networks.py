@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.options import add_device, add_size, check_writable, natural, positive, read_config
+from multi_dnn_ros.cli.options import add_device, add_size, check_writable, natural, positive
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.forms import PRECISIONS, model_forms
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.backends import Backend, Tensors
     from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.planning.timing import Target
-    from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
@@ -83,14 +82,6 @@ def add_data(parser: argparse._ActionsContainer) -> None:
     add_device(parser)
 
 
-def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
-    """--params-file and --dnn."""
-    add = parser.add_argument
-    add("--params-file", type=Path, metavar="YAML",
-        help="instead of MODEL: a DNN of this parameter file, with its crop and all its results")  # fmt: skip
-    add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
-
-
 def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
     """--backend and --precision. int8: whether the command calibrates it."""
     add = parser.add_argument
@@ -105,38 +96,6 @@ def add_sms(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--sms", type=positive, metavar="N", help="use only N SMs of the GPU, by a CUDA green context (default: all)"
     )
-
-
-def check_configured(args: argparse.Namespace, models: object, model_options: Sequence[str]) -> None:
-    """Check that either MODEL or --params-file is given, and only options that belong to it.
-
-    models: the value of MODEL. model_options: options that are allowed only with MODEL. Raises UsageError;
-    CommandError for a parameter file that does not exist.
-    """
-    if args.params_file is None:
-        if args.dnn is not None:
-            raise UsageError("--dnn names a DNN of --params-file, which is missing")
-        if not models:
-            raise UsageError("expected MODEL, or --params-file")
-        return
-    if models:
-        raise UsageError("MODEL and --params-file both name a model; give only one of them")
-    for option in model_options:
-        name = option.replace("-", "_")
-        if getattr(args, name) != args.parser.get_default(name):
-            raise UsageError(f"--{option} is for MODEL; a DNN of --params-file has its parameters there")
-    if not args.params_file.is_file():
-        raise CommandError(f"--params-file is {args.params_file}: no such file")
-
-
-def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:
-    """Name of the DNN of --params-file, and the parameters. Raises UsageError, ParameterError."""
-    config = read_config(args)
-    name = next(iter(config.dnns)) if args.dnn is None and len(config.dnns) == 1 else args.dnn
-    if name not in config.dnns:
-        given = "missing" if name is None else repr(name)
-        raise UsageError(f"--dnn is {given}; the parameter file has: {', '.join(config.dnns)}")
-    return str(name), config
 
 
 def check_files(weights: str, data: Sequence[str], *models: str) -> None:

@@ -8,9 +8,7 @@ examples:
   multi-dnn profile layers builtin:object
   multi-dnn profile contention torchvision:resnet18 builtin:lane builtin:object --output samples.csv
   multi-dnn profile learn samples.csv --output out/learnt
-  multi-dnn profile layers torchvision:resnet34 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
   multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
-  multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64
 """
 
 from __future__ import annotations
@@ -60,7 +58,8 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     networks.add_model(parser, "+", "networks to time")
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="CSV", help="table to write or to continue")
-    add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), metavar="N,...",
+    add("--levels", type=lambda text: tuple(dict.fromkeys(map(natural, text.split(",")))),
+        default=(0, 1, 2, 4, 8), metavar="N,...",
         help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
     _add_target(parser, repeats=10, threads="1")
 
@@ -129,25 +128,17 @@ def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
 def layers(args: argparse.Namespace) -> int:
     """Time every layer and job of networks, compared with the device's limits.
 
-    Every layer is timed as a stage of its own, by the backend that serves it, with the data that it finds in the
-    network. The command prints the slowest layers, the kinds of layers, the jobs, and the sum of the layers beside the
-    network.
-
-    The bound of a layer is that of the roofline model: the longer of its arithmetic at the device's highest rate and
-    its bytes at the highest memory bandwidth. Both rates are measured first. A layer can be faster than its bound if
-    its data is in a cache.
+    Every layer is timed by the backend that serves it, with the data that it finds in the network. The bound of a layer
+    is that of the roofline model: the longer of its arithmetic at the device's highest rate and its bytes at the
+    highest memory bandwidth, which are measured first. A layer can be faster if its data is in a cache.
 
     examples:
       multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
-      multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
     """
-    folders = [args.output] if len(args.models) == 1 else [
-        args.output and args.output / Path(model).name.replace(":", "_") for model in args.models
-    ]  # fmt: skip
     if args.output is not None:
         require("--output", "matplotlib")
         check_writable("--output", args.output / "profile.json")
-        if len(set(folders)) < len(folders):
+        if len({Path(model).name for model in args.models}) < len(args.models):
             raise UsageError("--output: two models have the same name; profile them separately")
     if (args.cut == "predicted") != (args.predictor is not None):
         raise UsageError("--cut predicted and --predictor must be given together")
@@ -162,7 +153,7 @@ def layers(args: argparse.Namespace) -> int:
     with _open_target(args, threads=predictor.threads if predictor is not None else 0) as target:
         found = [load(model, size=args.size) for model in args.models]
         limits = measure_limits(target)
-        for network, folder in zip(found, folders, strict=True):
+        for network in found:
             with progress_bar(network.name) as progress:
                 profile = layer_profile.profile_network(
                     network, target, limits, jobs=args.jobs, measured_cut=args.cut == "measured",
@@ -171,12 +162,13 @@ def layers(args: argparse.Namespace) -> int:
             print(f"\n{profile.model}: {len(profile.layers)} layers, {profile.target}\n")
             for text in (layer_profile.layer_table, layer_profile.kind_table, layer_profile.job_table):
                 print(text(profile), end="\n\n")
-            print("\n".join(layer_profile.closing_lines(profile)))
+            print(*layer_profile.closing_lines(profile), sep="\n")
             if profile.unpredicted:
                 print(f"cut by estimated cost, because the predictor does not cover it: {profile.unpredicted[0]}")
-            if folder is not None:
-                layer_profile.write_profile(folder, profile, **provenance(), cut=args.cut)
-                print(f"written to {folder}")
+            if args.output is not None:
+                name = Path(network.name).name.replace(":", "_") if len(found) > 1 else ""
+                layer_profile.write_profile(args.output / name, profile, **provenance(), cut=args.cut)
+                print(f"written to {args.output / name}")
     return 0
 
 
@@ -190,9 +182,8 @@ def contention(args: argparse.Namespace) -> int:
       memory    copies of memory larger than the caches
       dnn       a whole network, the first MODEL
 
-    The CSV file has a row per layer and load, and is the input of `multi-dnn profile learn`. The rows of each model and
-    load are written as soon as they are measured; an interrupted command continues when it is started again, and other
-    models and levels are added to an existing table.
+    The CSV file has a row per layer and load, and is the input of `multi-dnn profile learn`. An interrupted command
+    continues when it is started again; other models and levels are added to an existing table.
 
     examples:
       multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv
@@ -218,12 +209,9 @@ def contention(args: argparse.Namespace) -> int:
 def learn(args: argparse.Namespace) -> int:
     """Learn a predictor of layer times from tables of `contention`.
 
-    Two things are learned. A decision tree per kind of layer shows which quantities determine its time. Two regressors
-    predict times: a linear model (arithmetic and bytes at the limits of the device, launches, each times the load) and
-    a random forest.
-
-    Both are scored on networks and load levels that were held out, one after another, beside two baselines. The one
-    with the smaller mean error is written to predictor.json.
+    A decision tree per kind of layer shows which quantities determine its time. Two regressors, a linear model and a
+    random forest, are scored on networks and load levels that were held out, beside two baselines. The one with the
+    smaller mean error is written to predictor.json.
 
     examples:
       multi-dnn profile learn samples.csv --output out/learnt
@@ -252,14 +240,13 @@ def learn(args: argparse.Namespace) -> int:
     best = predictor.provenance["regressor"]
     print(f"chosen: {best}, for {predictor.device}, {predictor.backend}")
     write_predictor(args.output / "predictor.json", predictor)
-    figures = {
-        "device": predictor.device,
-        "backend": predictor.backend,
-        **{key: predictor.provenance[key] for key in ("models", "samples", "regressor")},
-        "median_absolute_errors": [scores.model_dump() for scores in predictor.scores],
-        "importances": [{**vars(importance), "text": importance.text()} for importance in found],
-    }
-    write_figures(args.output / "learnt.json", figures)
+    errors = [scores.model_dump() for scores in predictor.scores]
+    importance = [{**vars(each), "text": each.text()} for each in found]
+    about = {key: predictor.provenance[key] for key in ("models", "samples", "regressor")}
+    write_figures(
+        args.output / "learnt.json", {**about, "median_absolute_errors": errors, "importances": importance},
+        device=predictor.device, backend=predictor.backend,
+    )  # fmt: skip
     return 0
 
 
@@ -267,15 +254,13 @@ def fit(args: argparse.Namespace) -> int:
     """Say whether the DNNs of a parameter file keep up with given camera rates.
 
     The time of each DNN is measured on black images of 640x480 pixels, alone and together with the others, or predicted
-    from its layers (--predictor). From these times follow the utilization of the device at the rates of the cameras,
-    and a bound of the time from an image to its result, which is compared with `deadline_ms`. If the DNNs do not fit,
-    the command names the one that exceeds the capacity, and the rate at which it would fit. Decoding of images is not
-    included; `multi-dnn benchmark board` measures the highest rate with real images.
+    from its layers (--predictor). From these follow the utilization of the device at the rates of the cameras, and a
+    bound of the time from an image to its result, which is compared with `deadline_ms`. If the DNNs do not fit, the
+    command names the one that exceeds the capacity, and the rate at which it would fit. Decoding is not included.
 
     Exit code 0: fits; 1: does not fit.
 
     examples:
-      multi-dnn profile fit
       multi-dnn profile fit --params-file my_robot.yaml --rate front=30
     """
     check_writable("--output", args.output)
@@ -305,15 +290,13 @@ def training(args: argparse.Namespace) -> int:
     """Time a distributed training step layer by layer.
 
     Several processes train copies of a network on random images with PyTorch's DistributedDataParallel. For each module
-    the command prints the times of its forward and backward pass and of the all-reduce of its gradients, from the
-    profiler's traces, its operations and bytes, and the bound of the device's roofline. Communication is exposed while
-    nothing else is computed. Processes on several hosts are started by torchrun:
+    the command prints the times of its forward and backward pass and of the all-reduce of its gradients, its operations
+    and bytes, and the bound of the device's roofline. Processes on several hosts are started by torchrun:
 
       torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
 
     examples:
       multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64 --output out/training
-      multi-dnn profile training torchvision:vgg16 --bucket-mib 0.001   # an all-reduce for every parameter
     """
     if args.output is not None:
         check_writable("--output", args.output / "training.json")
@@ -342,14 +325,14 @@ def training(args: argparse.Namespace) -> int:
     threads = max(1, cpu_count() // processes)
     request = Request(args.model, args.size, args.batch, precision, args.repeats, threads, args.bucket_mib)
     with progress_bar(args.model, "step") as progress:
-        if local_processes():
-            profile = run_here(measure_training, request, device, progress)
-        else:
-            profile = run_processes(measure_training, request, processes, device, progress)
+        profile = (
+            run_here(measure_training, request, device, progress) if local_processes()
+            else run_processes(measure_training, request, processes, device, progress)
+        )  # fmt: skip
     if profile is None:  # another process prints
         return 0
+    target = Target(device, "eager", Eager, "auto" if precision == "fp32" else precision)
     with torch_threads(threads):
-        target = Target(device, "eager", Eager, "auto" if precision == "fp32" else precision)
         limits = measure_limits(target)
         print(f"{args.model}: {profile.processes} processes, {args.batch} images each, {target.device_name}\n")
     print(training_report.layer_table(profile, limits), end="\n\n")
@@ -358,10 +341,6 @@ def training(args: argparse.Namespace) -> int:
         training_report.write_profile(args.output, profile, limits, **provenance())
         print(f"written to {args.output}")
     return 0
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(natural(part) for part in text.split(",")))
 
 
 def _rate(text: str) -> tuple[str, float]:

@@ -116,14 +116,14 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected MODEL, or --params-file"),
+        ([], "expected either MODEL or --params-file"),
         (["--dnn", "road"], "--dnn names a DNN of --params-file, which is missing"),
-        (["builtin:lane", "--params-file", "FILE"], "MODEL and --params-file both name a model"),
+        (["builtin:lane", "--params-file", "FILE"], "expected either MODEL or --params-file"),
         (["--params-file", "FILE", "--served"], "--served is for MODEL"),
         (["--params-file", "FILE", "--num-classes", "3"], "--num-classes is for MODEL"),
         (["--params-file", "FILE", "--size", "64x48"], "--size is for MODEL"),
-        (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
-        (["--params-file", "none.yaml"], "--params-file is none.yaml: no such file"),
+        (["--params-file", "FILE", "--dnn", "other"], "--dnn is other; the parameter file has: road"),
+        (["--params-file", "none.yaml"], "none.yaml"),
         (["--params-file", "FILE", "--data", "cifar10:."], "kind 'cifar10' has no images of a camera"),
     ],
 )

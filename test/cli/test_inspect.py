@@ -92,7 +92,6 @@ def test_what_the_node_cannot_serve(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "MODEL"),
         (["sofa"], 1, "argument MODEL is 'sofa'; allowed: builtin:"),
         (["none.onnx"], 1, "none.onnx"),
         (["bad.onnx"], 1, "cannot be read as ONNX"),
