@@ -33,7 +33,7 @@ _FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = 
     ("power, W", lambda it: it["power_w"]),
     ("highest temperature, °C", lambda it: it["temperature_c"]),
 )  # fmt: skip
-_SERVED, _NOT_SERVED, _LATENCIES = "#1f6f8b", "#c0392b", (("p99", "#a9d0de"), ("p95", "#5ba3b8"), ("p50", "#1f6f8b"))
+_RATE, _LATENCIES = "#1f6f8b", (("p99", "#a9d0de"), ("p95", "#5ba3b8"), ("p50", "#1f6f8b"))
 
 
 def board_table(mixes: Mapping[str, Mapping[str, Any]], max_rate_hz: float) -> str:
@@ -65,22 +65,19 @@ def board_table(mixes: Mapping[str, Mapping[str, Any]], max_rate_hz: float) -> s
 
 
 def plot_board(mixes: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Write a PNG: highest rate and latency of each mix, and the trials of the searches."""
+    """Write a PNG: highest rate and latency of each mix."""
     with optional("a picture"):
         from matplotlib.figure import Figure
-    figure = Figure(figsize=(12.0, 1.5 + 0.9 * max(2, len(mixes))), layout="constrained")
-    rates, latencies, search = figure.subplots(1, 3)
+    figure = Figure(figsize=(9.0, 1.5 + 0.9 * max(2, len(mixes))), layout="constrained")
+    rates, latencies = figure.subplots(1, 2)
     for position, mix in enumerate(mixes.values()):
         trial = mix["at_highest"]
         rate = trial["rate_hz"] if trial is not None else 0.0
-        rates.barh(position, rate, color=_SERVED, height=0.6)
+        rates.barh(position, rate, color=_RATE, height=0.6)
         rates.text(rate, position, f" {rate:.3g}" if trial is not None else " none", va="center")
         for name, color in _LATENCIES if trial is not None and trial["latency_ms"] else ():
             value = trial["latency_ms"][name]
             latencies.barh(position, value, color=color, height=0.6, label=name if position == 0 else None)
-        for each in mix["trials"]:
-            color = _SERVED if each["passed"] else _NOT_SERVED
-            search.plot(each["rate_hz"], 100.0 * each["drop_share"], "os^vD"[position % 5], color=color)
     names = [Path(name).name[:24].replace("$", r"\$") for name in mixes]  # two dollar signs would make a formula
     for axes, labels in ((rates, names), (latencies, [""] * len(names))):
         axes.set_yticks(range(len(names)), labels)
@@ -90,7 +87,6 @@ def plot_board(mixes: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     latencies.set(xlabel="latency at this rate, ms")
     if latencies.patches:
         latencies.legend(fontsize="small")
-    search.set(xlabel="tried rate, Hz", ylabel="missing results, %", xscale="log")
     write_figure(path, figure)
 
 

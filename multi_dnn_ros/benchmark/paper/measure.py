@@ -20,7 +20,6 @@ import torch
 from multi_dnn_ros.benchmark.paper.dnns import Work, make_loop
 from multi_dnn_ros.benchmark.paper.loops import Loop, Window
 from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
-from multi_dnn_ros.benchmark.signal_mask import block_in_children
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import end_with_parent
 from multi_dnn_ros.common.reporting import distribution
@@ -47,9 +46,11 @@ class ProcessGroup:
         self._name = name
         self._works = works
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self._pools = [futures.ProcessPoolExecutor(1, context, _initialize) for _ in works]
-        with block_in_children(signal.SIGINT):  # Ctrl-C reaches all processes; the parent ends these
-            self.pids = self._call(_ANSWER_LIMIT_S, os.getpid, ((),) * len(works))
+        self._pools = [futures.ProcessPoolExecutor(1, context, end_with_parent) for _ in works]
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # new processes ignore Ctrl-C: this one ends them
+        calls = [pool.submit(os.getpid) for pool in self._pools]
+        signal.signal(signal.SIGINT, handler)
+        self.pids = self._results(_ANSWER_LIMIT_S, calls)
 
     def prepare(self) -> None:
         """Prepare all DNNs on the device, and warm up."""
@@ -77,6 +78,9 @@ class ProcessGroup:
     def _call(self, timeout_s: float, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Call a function in each process. Raises ProcessGroupError."""
         calls = [pool.submit(function, *each) for pool, each in zip(self._pools, arguments, strict=True)]
+        return self._results(timeout_s, calls)
+
+    def _results(self, timeout_s: float, calls: Sequence[futures.Future[Any]]) -> list[Any]:
         futures.wait(calls, timeout_s)
         try:
             return [call.result(0.0) for call in calls]
@@ -177,11 +181,6 @@ def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 # -- in the processes, each of which has one work
 
 _prepared: list[tuple[Work, Loop]] = []
-
-
-def _initialize() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
 
 
 def _prepare(work: Work) -> None:

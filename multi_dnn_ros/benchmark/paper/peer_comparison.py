@@ -21,7 +21,6 @@ from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.paper.branches import SIZES
 from multi_dnn_ros.benchmark.paper.peers import Peer, run_peer
 from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report, run_camera, run_in_process
-from multi_dnn_ros.benchmark.signal_mask import block_in_children
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.planning.fit import three_digits
@@ -98,8 +97,9 @@ def _start_sides(
     def start(target: Callable[..., None], *arguments: Any) -> Connection:
         ours, theirs = context.Pipe()
         process = context.Process(target=run_in_process, args=(target, *arguments, theirs), daemon=True)
-        with block_in_children(signal.SIGINT):
-            process.start()
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # new processes ignore Ctrl-C: this one ends them
+        process.start()
+        signal.signal(signal.SIGINT, handler)
         theirs.close()
         stack.callback(process.kill)
         return ours

@@ -5,7 +5,6 @@ The processes of cameras and readers have a connection to the benchmark, which s
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,6 @@ def run_camera(camera: int, frames: CameraFrames, wakes: Sequence[Semaphore], co
 
 
 def run_in_process(target: Callable[..., None], *arguments: Any) -> None:
-    """The body of a process of the comparison; ends with its parent, which alone handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The body of a process of the comparison; ends with its parent."""
     end_with_parent()
     target(*arguments)
