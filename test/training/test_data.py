@@ -24,7 +24,7 @@ from multi_dnn_ros.training import cifar10
 from multi_dnn_ros.training.batches import Batches, Inputs
 from multi_dnn_ros.training.data import MAX_SHARE, PARTS, Data, DataRequest, Task, open_data, split
 from multi_dnn_ros.training.data_kinds import DatasetError
-from multi_dnn_ros.training.samples import CROWD, MAX_BOXES, NO_BOX, Item, Rows, Sample, truth_of
+from multi_dnn_ros.training.samples import CROWD, NO_BOX, Item, Rows, Sample, truth_of
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SIZE, LETTERBOX = Preprocess(48, 32), Preprocess(48, 48, fit="letterbox")
@@ -120,13 +120,6 @@ def test_coco(tmp_path: Path) -> None:
     row = opened(name, "boxes", ("car",), framing=LETTERBOX).part("test")[0]
     assert row["boxes"][0].tolist() == [5, 18, 20, 23]  # eight rows of padding above
     assert (int(row["image"][0, 0, 0]), int(row["image"][0, 24, 24])) == (114, 50)
-
-
-def test_boxes_that_do_not_fit_into_a_row_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    many = [{"id": k, "image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]} for k in range(MAX_BOXES + 1)]
-    rows = opened(f"coco:{coco(tmp_path, annotations=many)}", "boxes", ("car",)).part("test")
-    assert f"only the first 96 boxes of an image are used; more are in {tmp_path}/val2017/a.png" in caplog.text
-    assert int((rows[0]["classes"] == 0).sum()) == MAX_BOXES
 
 
 def test_yolo(tmp_path: Path) -> None:
@@ -309,19 +302,11 @@ def test_training_and_validation_share_no_recording_if_they_are_many(lengths: li
 
 
 def test_files_of_a_recording_have_its_name_before_the_frame_number(tmp_path: Path) -> None:
-    for drive, k in itertools.product("abcdefgh", range(3)):
-        picture(yolo_place(tmp_path) / f"{drive}_{k:03d}.png", (9, 9, 9))
-    rows = opened(f"yolo:{tmp_path}", "boxes", ("car",)).part("choice")
-    stems = [Path(item.name).stem for item in rows.items]
-    assert stems
-    assert all(stems.count(stem) == 1 and f"{stem[0]}_001" in stems for stem in stems)
-
-
-def yolo_place(root: Path) -> Path:
-    if not (root / "data.yaml").exists():
-        for path in (yolo(root) / "images" / "train").iterdir():
-            path.unlink()
-    return root / "images" / "train"
+    for drive, k in itertools.product("cdefghij", range(3)):
+        picture(tmp_path / "images" / "train" / f"{drive}_{k:03d}.png", (9, 9, 9))
+    data = opened(f"yolo:{yolo(tmp_path)}", "boxes", ("car",))
+    train, choice = ({item.recording for item in data.part(part).items} for part in ("train", "choice"))
+    assert (len(train | choice), train & choice) == (10, set())
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
