@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
-import lzma
 import tarfile
 from collections.abc import Callable
 from functools import partial
@@ -145,25 +145,19 @@ def test_lane_images_with_masks(tmp_path: Path, caplog: pytest.LogCaptureFixture
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
 
 
-def write_cifar(folder: Path, binary: bool) -> Path:
-    """20 images in each of the six batches of the binary version, or the same ones in class folders."""
+def write_cifar(folder: Path, **changed: bytes | None) -> Path:
+    """20 images in each of the six batches. changed: other contents of a batch, or None for no file."""
+    folder.mkdir()
     for number, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
         pixels = np.random.default_rng(number).integers(0, 256, (20, 3072), dtype=np.uint8)
-        labels = np.arange(20, dtype=np.uint8) % 10
-        folder.mkdir(exist_ok=True)
-        if binary:
-            (folder / f"{name}.bin").write_bytes(np.concatenate([labels[:, None], pixels], axis=1).tobytes())
-            continue
-        for k, label in enumerate(labels):
-            path = folder / ("test" if number == 5 else "train") / cifar10.LABELS[label] / f"{number}_{k}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(path), pixels[k].reshape(3, 32, 32).transpose(1, 2, 0)[..., ::-1])
+        content = np.concatenate([np.arange(20, dtype=np.uint8)[:, None] % 10, pixels], axis=1).tobytes()
+        if (written := changed.get(name, content)) is not None:
+            (folder / f"{name}.bin").write_bytes(written)
     return folder
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_cifar10_in_every_format(tmp_path: Path, binary: bool) -> None:
-    folder = write_cifar(tmp_path / "c", binary)
+def test_cifar10(tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path / "c")
     with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
         archive.add(folder, "cifar-10")
     for path in (folder, tmp_path / "cifar.tar.gz"):
@@ -171,39 +165,24 @@ def test_cifar10_in_every_format(tmp_path: Path, binary: bool) -> None:
         assert data.labels == cifar10.LABELS
         assert [len(data.part(part)) for part in PARTS] == [75, 25, 20]
         pixels = np.random.default_rng(5).integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
-        expected = {(k % 10, int(image.sum())) for k, image in enumerate(pixels)}
         rows = data.part("test")
-        assert {(int(rows[k]["label"]), int(rows[k]["image"].sum())) for k in range(20)} == expected
-
-
-def without_a_batch(folder: Path) -> None:
-    (write_cifar(folder, True) / "data_batch_3.bin").unlink()
-
-
-def with_a_short_batch(folder: Path) -> None:
-    (write_cifar(folder, True) / "data_batch_3.bin").write_bytes(b"x" * 100)
-
-
-def damaged_archive(path: Path) -> None:
-    """Large enough for the damage to be noticed only while it is read."""
-    content = lzma.compress(np.random.default_rng(0).integers(0, 4, 900_000, dtype=np.uint8).tobytes(), preset=0)
-    path.write_bytes(content[:20_000] + b"\xff" * 4096 + content[24_096:])
+        assert all(torch.equal(rows[k]["image"], torch.from_numpy(pixels[k])) for k in range(20))
+        assert [int(rows[k]["label"]) for k in range(20)] == [k % 10 for k in range(20)]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Path.mkdir, "part train has images of the classes"),
-        (without_a_batch, r"data_batch_3\.bin is missing"),
-        (with_a_short_batch, "cannot be read"),
-        (damaged_archive, "cannot be read"),
-        (lambda path: picture(path / "train" / "zebra" / "a.png", (9, 9, 9), (32, 32)), "zebra/a.png is no image of"),
-        (lambda path: picture(path / "train" / "cat" / "a.png", (9, 9, 9), (31, 32)), "a.png is no image of 32x32"),
+        (Path.mkdir, "KeyError: 'data_batch_1.bin'"),
+        (lambda path: write_cifar(path, data_batch_3=None), "KeyError: 'data_batch_3.bin'"),
+        (lambda path: write_cifar(path, data_batch_3=b"x" * 100), "ValueError"),
+        (lambda path: write_cifar(path, test_batch=b"\x0a" + bytes(3072)), "labels up to 10"),
+        (lambda path: path.write_bytes(gzip.compress(bytes(9000))[:-9]), "Error: "),
     ],
 )
-def test_a_wrong_cifar10_is_named(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+def test_a_wrong_cifar10_is_named(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     make(tmp_path / "c")
-    with pytest.raises(DatasetError, match=f"{tmp_path / 'c'}: .*{message}"):
+    with pytest.raises(DatasetError, match=f"{tmp_path / 'c'}: cannot be read .*{message}"):
         opened(f"cifar10:{tmp_path / 'c'}").part("train")
 
 
