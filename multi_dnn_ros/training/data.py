@@ -99,13 +99,12 @@ def split(recordings: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def _in_folders(folder: Path, kind: str) -> dict[Part, str]:
-    """The folders train, val and, if it exists, test; without it, val is the test part."""
-    for part in ("train", "val"):
-        if not (folder / part).is_dir():
-            raise DatasetError(f"{folder / part}: no such folder; expected {DATA_KINDS[kind].layout}")
-    if (folder / "test").is_dir():
-        return {"train": "train", "choice": "val", "test": "test"}
-    return {"train": "train", "choice": "train", "test": "val"}
+    """The folders train, val and test; with only one of the latter, validation is held out of train."""
+    found = [part for part in ("train", "val", "test") if (folder / part).is_dir()]
+    if len(found) < 2 or found[0] != "train":
+        missing = folder / ("val" if found[:1] == ["train"] else "train")
+        raise DatasetError(f"{missing}: no such folder; expected {DATA_KINDS[kind].layout}")
+    return {"train": "train", "choice": "val" if len(found) == 3 else "train", "test": found[-1]}
 
 
 def _cifar10(name: str, path: Path, wanted: DataRequest) -> Data:

@@ -31,12 +31,12 @@ class DataKind(NamedTuple):
 DATA_KINDS: Mapping[str, DataKind] = {
     "cifar10": DataKind(
         "PATH",
-        "CIFAR-10: its binary archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg",
+        "CIFAR-10's binary version: cifar-10-binary.tar.gz, or the folder with data_batch_1.bin and so on",
         ("classes",),
     ),
     "classes": DataKind(
         "DIR",
-        "DIR/train/<class>/*.jpg and DIR/val/... (torchvision's ImageFolder), and DIR/test/ if it exists",
+        "DIR/train/<class>/*.jpg and DIR/val/... or DIR/test/... or both (torchvision's ImageFolder)",
         ("classes",),
     ),
     "coco": DataKind(

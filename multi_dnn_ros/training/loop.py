@@ -6,10 +6,10 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,24 +22,10 @@ from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.losses import Loss, autocast
-from multi_dnn_ros.training.samples import Batch
 from multi_dnn_ros.vision.results import OutputError
-
-
-class EpochBatches(Protocol):
-    """Data of the loop: `len` batches per epoch, each a dict of tensors on the device, including "image".
-
-    The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one. batch_size:
-    images per batch, summed over all processes; each process gets its share of every batch.
-    """
-
-    @property
-    def batch_size(self) -> int: ...
-    def __len__(self) -> int: ...
-    def epoch(self, number: int) -> Iterator[Batch]: ...
-
 
 Score = Callable[[nn.Module], dict[str, float]]
 
@@ -77,7 +63,7 @@ class Outcome:
 
 def train(
     network: nn.Module,
-    batches: EpochBatches,
+    batches: Batches,
     loss: Loss,
     score: Score,
     schedule: Schedule,
@@ -142,7 +128,7 @@ def train(
 class _Training:
     """Network, optimizer and averaged weights between two epochs. kept: the network that is scored and kept."""
 
-    def __init__(self, network: nn.Module, batches: EpochBatches, loss: Loss, schedule: Schedule) -> None:
+    def __init__(self, network: nn.Module, batches: Batches, loss: Loss, schedule: Schedule) -> None:
         self.network, self.batches, self.loss, self.schedule = network, batches, loss, schedule
         self.device = next(network.parameters()).device
         averaged = schedule.ema > 0.0

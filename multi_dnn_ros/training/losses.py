@@ -61,28 +61,25 @@ class LaneLoss:
     compensates for the small number of lane pixels.
     """
 
-    def __init__(self, dice: float = 1.0, positive: float = 2.0, lane_classes: Sequence[int] = (0,)) -> None:
-        self.dice = dice
-        self.positive = positive
-        self.lane_classes = tuple(lane_classes)
+    def __init__(self, lane_classes: Sequence[int] = (0,)) -> None:
+        self.lane_classes = list(lane_classes)
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = batch["mask"].float() / 255.0
         if target.shape[2:] != outputs.shape[2:]:
             target = F.interpolate(target, outputs.shape[2:], mode="area")
         logits = self._lane_logits(outputs.float())
-        weight = 1.0 + (self.positive - 1.0) * target
-        entropy = F.binary_cross_entropy_with_logits(logits, target, weight=weight)
+        entropy = F.binary_cross_entropy_with_logits(logits, target, weight=1.0 + target)
         probability = logits.sigmoid()
         overlap = 2.0 * (probability * target).sum(dim=(1, 2, 3)) + 1.0
         total = (probability.square() + target.square()).sum(dim=(1, 2, 3)) + 1.0
-        return 4.0 * entropy + self.dice * (1.0 - overlap / total).mean()
+        return 4.0 * entropy + (1.0 - overlap / total).mean()
 
     def _lane_logits(self, outputs: Tensor) -> Tensor:
         if outputs.shape[1] == 1:
             return outputs
         lane = torch.zeros(outputs.shape[1], dtype=torch.bool, device=outputs.device)
-        lane[list(self.lane_classes)] = True
+        lane[self.lane_classes] = True
         return outputs[:, lane].logsumexp(1, keepdim=True) - outputs[:, ~lane].logsumexp(1, keepdim=True)
 
 
@@ -97,17 +94,14 @@ class DetectionLoss:
     of the losses, weighted by the numbers of images, then add up to those of one process with the whole batch.
     """
 
-    def __init__(
-        self, input_size: Sequence[int], strides: Sequence[int], *, top: int = 9, beta: float = 5.0, box: float = 2.5
-    ) -> None:
-        """input_size: (width, height). top: number of cells assigned to each object. beta: weight of the overlap
-        relative to the score when ranking cells. box: weight of the box loss.
-        """
+    #: Number of cells assigned to each object, weight of the overlap relative to the score when ranking cells, and
+    #: weight of the box loss.
+    TOP, BETA, BOX = 9, 5.0, 2.5
+
+    def __init__(self, input_size: Sequence[int], strides: Sequence[int]) -> None:
+        """input_size: (width, height)."""
         self.points = cells(input_size[0], input_size[1], strides)[0]
         self.reach = 0.75 * min(strides)  # objects smaller than a cell still get the cells around their centre
-        self.top = top
-        self.beta = beta
-        self.box = box
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         self.points = self.points.to(outputs.device)
@@ -129,7 +123,7 @@ class DetectionLoss:
         probability = scores.clamp(1e-6, 1.0 - 1e-6)
         entropy = (F.binary_cross_entropy(probability, target, reduction="none") * weight).sum() / norm
         overlap = complete_box_iou_loss(boxes[positive], truth[positive], reduction="none")
-        total: Tensor = entropy + self.box * (overlap * quality[positive]).sum() / norm
+        total: Tensor = entropy + self.BOX * (overlap * quality[positive]).sum() / norm
         return total
 
     def assign(self, boxes: Tensor, scores: Tensor, truth: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,8 +140,8 @@ class DetectionLoss:
         free = (inside & (classes <= -2)[..., None]).any(dim=1)
         overlap = torch.stack([box_iou(*pair) for pair in zip(truth, boxes, strict=True)]).nan_to_num()
         class_score = scores.transpose(1, 2).gather(1, classes.clamp(min=0)[..., None].expand(-1, -1, scores.shape[1]))
-        metric = class_score.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.beta) * (inside & valid)
-        best = metric.topk(min(self.top, metric.shape[2]), dim=2)
+        metric = class_score.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.BETA) * (inside & valid)
+        best = metric.topk(min(self.TOP, metric.shape[2]), dim=2)
         chosen = torch.zeros_like(metric).scatter_(2, best.indices, best.values)  # zero where not chosen
         peak = chosen.amax(dim=2, keepdim=True).clamp(min=1e-12)
         reached = (overlap * (chosen > 0)).amax(dim=2, keepdim=True)

@@ -6,13 +6,14 @@ import contextlib
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.vision.results import Detections
 
 #: Width to which masks are resized before the comparison, pixels.
 LANE_WIDTH = 320
@@ -42,22 +43,8 @@ class NoTruth(ValueError):
     """No image has a true box, so average precision is undefined."""
 
 
-class Prediction(Protocol):
-    """Detections in one image; `Detections` conforms.
-
-    boxes: (N, 4) float32 x1, y1, x2, y2. scores: (N,) float32. class_ids: (N,) int64.
-    """
-
-    @property
-    def boxes(self) -> npt.NDArray[np.float32]: ...
-    @property
-    def scores(self) -> npt.NDArray[np.float32]: ...
-    @property
-    def class_ids(self) -> npt.NDArray[np.int64]: ...
-
-
 def mean_average_precision(
-    predictions: Sequence[Prediction], truths: Sequence[Truth], labels: Sequence[str]
+    predictions: Sequence[Detections], truths: Sequence[Truth], labels: Sequence[str]
 ) -> dict[str, float]:
     """COCO's average precision (pycocotools), at most 100 boxes per image and class.
 
@@ -81,7 +68,7 @@ def mean_average_precision(
 
 
 def box_points(
-    predictions: Sequence[Prediction], truths: Sequence[Truth], classes: int, thresholds: Sequence[float]
+    predictions: Sequence[Detections], truths: Sequence[Truth], classes: int, thresholds: Sequence[float]
 ) -> list[dict[str, float | None]]:
     """Precision, recall and false detections per image of a detector at each score threshold, over all classes.
 
@@ -107,7 +94,7 @@ def box_points(
     return points
 
 
-def _matched(predictions: Sequence[Prediction], truths: Sequence[Truth], classes: int) -> Any:
+def _matched(predictions: Sequence[Detections], truths: Sequence[Truth], classes: int) -> Any:
     """pycocotools' evaluation with the matches of detections and true boxes."""
     with optional("average precision"):
         from pycocotools.coco import COCO

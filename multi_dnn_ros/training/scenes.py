@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.training.rendering import traffic
-from multi_dnn_ros.training.rendering.camera import Camera, Points, RoadPath
+from multi_dnn_ros.training.rendering.camera import Camera, RoadPath
 from multi_dnn_ros.training.rendering.canvas import SCENERY, VISIBLE_CONTRAST, Canvas, Silhouette
 from multi_dnn_ros.training.rendering.road import draw_ground, draw_markings, lane_truth
 from multi_dnn_ros.training.rendering.sky import draw_backdrop, expose
@@ -52,14 +52,6 @@ class Scene:
     class_ids: npt.NDArray[np.int64]
     ignored: npt.NDArray[np.float32]
     conditions: Conditions
-
-
-class _Placed(NamedTuple):
-    """An actor and where it is: metres from the camera, and camera coordinates."""
-
-    distance: float
-    position: Points
-    actor: traffic.Actor
 
 
 class World:
@@ -107,21 +99,22 @@ class World:
         draw_markings(canvas, path, self._section, travelled)
         drawn = self._draw_actors(canvas, path, seconds)
         lane_mask = lane_truth(canvas, path, self._section)
-        boxes, class_ids, ignored = self._truth(canvas, drawn)
+        seen = np.bincount(canvas.owner.ravel(), minlength=256)[1 : len(drawn) + 1].tolist()
+        counted = [each.counts(pixels, canvas.owner.shape) for each, pixels in zip(drawn, seen, strict=True)]
+        boxes = np.array([each.silhouette.box for each in drawn], np.float32).reshape(-1, 4)
+        class_ids, kept = np.array([each.class_id for each in drawn], np.int64), np.array(counted, bool)
+        ignored = boxes[~kept & (np.array(seen) > 0)]
         image = expose(canvas.image, self._sensor, seed=frame)
-        return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions)
+        return Scene(image, lane_mask, boxes[kept], class_ids[kept], ignored, self.conditions)
 
-    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, _Placed, Silhouette]]:
-        """Draw all actors from far to near; returns the objects of the truth, each with its number in `owner`."""
-        placed = []
-        for actor in self._traffic.actors(seconds, 3.5 * self._light.visibility_m):  # fog hides the rest
-            position = path.at(actor.s, actor.d)[0]
-            if position[2] > -12.0:
-                placed.append(_Placed(float(np.hypot(position[0], position[2])), position, actor))
-        placed.sort(key=lambda item: -item.distance)
-        drawn: list[tuple[int, _Placed, Silhouette]] = []
-        for item in placed:
-            position, actor = item.position, item.actor
+    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[_Drawn]:
+        """Draw all actors from far to near; returns the objects of the truth."""
+        actors = self._traffic.actors(seconds, 3.5 * self._light.visibility_m)  # fog hides the rest
+        placed = [(path.at(actor.s, actor.d)[0], actor) for actor in actors]
+        drawn: list[_Drawn] = []
+        for position, actor in sorted(placed, key=lambda item: -float(np.hypot(*item[0][[0, 2]]))):
+            if position[2] <= -12.0:
+                continue
             if actor.heading is None:
                 heading = float(np.arctan2(position[0], max(position[2], 0.1)))
             else:
@@ -129,31 +122,28 @@ class World:
             number = len(drawn) + 1 if actor.class_id is not None and len(drawn) < SCENERY - 1 else SCENERY
             silhouette = canvas.draw(actor.mesh, position, heading, number)
             if silhouette is not None and actor.class_id is not None:
-                drawn.append((number, item, silhouette))
+                contrast = float(self._light.transmittance(np.hypot(position[0], position[2])))
+                drawn.append(_Drawn(actor.class_id, silhouette, contrast))
         return drawn
 
-    def _truth(
-        self, canvas: Canvas, drawn: list[tuple[int, _Placed, Silhouette]]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        seen = np.bincount(canvas.owner.ravel(), minlength=256)
-        boxes, class_ids, ignored = [], [], []
-        for number, (distance, _, actor), silhouette in drawn:
-            class_id = int(actor.class_id or 0)
-            x1, y1, x2, y2 = silhouette.box
-            counts = (
-                seen[number] / max(silhouette.pixels, 1) >= MIN_VISIBLE
-                and (silhouette.inside >= MIN_INSIDE or silhouette.pixels >= MIN_PIXELS * canvas.owner.size)
-                and y2 - y1 >= MIN_HEIGHT[class_id] * canvas.camera.height
-                and x2 - x1 >= 0.3 * MIN_HEIGHT[class_id] * canvas.camera.height
-                and float(self._light.transmittance(distance)) >= VISIBLE_CONTRAST
-            )
-            if counts:
-                boxes.append(silhouette.box)
-                class_ids.append(class_id)
-            elif seen[number] > 0:
-                ignored.append(silhouette.box)
-        found, unclear = (np.array(each, dtype=np.float32).reshape(-1, 4) for each in (boxes, ignored))
-        return found, np.array(class_ids, dtype=np.int64), unclear
+
+class _Drawn(NamedTuple):
+    """An object of the truth. contrast: what fog leaves of it, 0..1."""
+
+    class_id: int
+    silhouette: Silhouette
+    contrast: float
+
+    def counts(self, seen: int, size: tuple[int, int]) -> bool:
+        """Whether it is in the truth. seen: its pixels that are not occluded. size: (H, W) of the image."""
+        (x1, y1, x2, y2), lowest = self.silhouette.box, MIN_HEIGHT[self.class_id] * size[0]
+        return (
+            seen >= MIN_VISIBLE * self.silhouette.pixels
+            and (self.silhouette.inside >= MIN_INSIDE or self.silhouette.pixels >= MIN_PIXELS * size[0] * size[1])
+            and y2 - y1 >= lowest
+            and x2 - x1 >= 0.3 * lowest
+            and self.contrast >= VISIBLE_CONTRAST
+        )
 
 
 class Drive:

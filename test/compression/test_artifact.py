@@ -62,13 +62,11 @@ def test_the_node_loads_what_was_written(made: tuple[Path, torch.nn.Module]) -> 
     path, module = made
     again, description = load_artifact(path)
     assert description.provenance == {"seed": 3}
-    assert not again.training
     assert output_difference(module, again, (torch.rand(1, 3, 288, 384),)) == 0.0
     dnn = load_dnn("object", DnnConfig(role="object", model=str(path)))
     assert dnn.labels == ("car", "truck")
     original = load_dnn("object", DnnConfig(role="object", model="builtin:object"))
     assert sum(p.numel() for p in dnn.module.parameters()) < 0.7 * sum(p.numel() for p in original.module.parameters())
-    assert list(path.parent.iterdir()) == [path]
 
 
 class Lanes(torch.nn.Module):

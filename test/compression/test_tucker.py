@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+import torchvision
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -218,10 +221,6 @@ class FullRank:
 
 @pytest.mark.parametrize("builder", ["squeezenet1_1", "ssdlite320_mobilenet_v3_large"])
 def test_whole_models_at_full_rank(builder: str) -> None:
-    import copy
-
-    import torchvision
-
     torch.manual_seed(0)
     options = {"weights_backbone": None} if "ssd" in builder else {}
     network = torchvision.models.get_model(builder, weights=None, **options).eval()

@@ -9,8 +9,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from narrow_squeezenet import Narrow
-from torchvision.models import squeezenet
 
 
 @pytest.fixture
@@ -21,12 +19,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace SqueezeNet by a small one."""
-    monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
 
 
 @pytest.fixture(scope="session")

@@ -15,15 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import box_iou
 
-from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
+from multi_dnn_ros.models.networks import ConvBlock, DetectorNet
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training.loop import Schedule, TrainingError, train
-from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
-from multi_dnn_ros.training.metrics import LaneScore
-from multi_dnn_ros.training.samples import Sample, fit
-from multi_dnn_ros.training.scenes import SceneGenerator
-from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.results import OutputError
+from multi_dnn_ros.training.losses import DetectionLoss
 
 Batch = dict[str, Tensor]
 
@@ -133,13 +128,6 @@ def test_statistics_that_are_not_finite_end_the_training(ema: float) -> None:
         run(Overflowing(coloured().arrays, 8, seed=1), schedule=schedule)
 
 
-def test_a_network_with_statistics_that_are_not_finite_is_refused() -> None:
-    network = classifier()
-    network.state_dict()["0.1.running_var"][3] = torch.inf
-    with pytest.raises(TrainingError, match=r"before training: 0\.1\.running_var of the network is not finite"):
-        train(network, coloured(), cross_entropy, accuracy, SCHEDULE, main="top1")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("killed_in", [0, 5])
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, killed_in: int) -> None:
     whole, whole_history = run(coloured())
@@ -151,12 +139,6 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, killed_in: int
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
-    first, _ = run(coloured(), tmp_path / "c")
-    again, _ = run(DiesAt(coloured(), 0), tmp_path / "c")
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 
 def test_the_best_epoch_is_kept() -> None:
@@ -172,19 +154,6 @@ def test_the_best_epoch_is_kept() -> None:
     assert (outcome.epoch, outcome.best) == (1, {"top1": 0.9})
     assert len(outcome.history) == SCHEDULE.epochs
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[2].items())
-
-
-def test_outputs_that_cannot_be_scored_are_reported_with_the_epoch() -> None:
-    calls = []
-
-    def score(network: nn.Module) -> dict[str, float]:
-        calls.append(network)
-        if len(calls) == 2:
-            raise OutputError("output 0 holds NaN or infinite values")
-        return {"top1": 0.5}
-
-    with pytest.raises(TrainingError, match=r"epoch 1, lr 0\.02: the network cannot be scored: output 0 holds NaN"):
-        train(classifier(), coloured(), cross_entropy, score, SCHEDULE, main="top1")
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path: Path) -> None:
@@ -214,26 +183,6 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         run(coloured(), checkpoint)
 
 
-def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
-    drawn = [SceneGenerator(320, 240, 8).scene(k) for k in range(4)]
-    rows = [fit(Sample(scene.image, mask=scene.lane_mask), Preprocess(160, 96)) for scene in drawn]
-    images, masks = (torch.stack([row[name] for row in rows]) for name in ("image", "mask"))
-    torch.manual_seed(0)
-    network = LaneNet(channels=(8, 16, 24, 32), blocks=(1, 1, 1), decoder=16)
-
-    def score(net: nn.Module) -> dict[str, float]:
-        counted = LaneScore()
-        with torch.no_grad():
-            for logits, mask in zip(net(images.float() / 255.0), masks, strict=True):
-                counted.add((logits[0] > 0).numpy(), mask[0].numpy() > 102)
-        return {"f1": counted.f1}
-
-    batches = FixedBatches({"image": images, "mask": masks}, 4, seed=0)
-    schedule = Schedule(epochs=100, lr=0.01, ema=0.0)
-    outcome = train(network, batches, LaneLoss(), score, schedule, main="f1")
-    assert outcome.best["f1"] > 0.8
-
-
 def test_boxes_of_a_handful_of_images_are_learnt() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(60, 90, (6, 3, 64, 64), generator=generator, dtype=torch.uint8)
@@ -259,20 +208,14 @@ def test_boxes_of_a_handful_of_images_are_learnt() -> None:
     assert outcome.best["iou"] > 0.7
 
 
-def test_a_network_without_weights_is_refused() -> None:
-    with pytest.raises(TrainingError, match="no weights that can be trained"):
-        train(nn.Flatten(), coloured(), cross_entropy, accuracy, SCHEDULE, main="top1")
-
-
-@pytest.mark.parametrize("limit_bytes", [100, 1_000_000])
-def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(limit_bytes: int, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> None:
     """As on a disk that becomes full: a limit of the file size ends the write in the middle. PyTorch's writer then
     raises an error about file positions.
     """
     path = tmp_path / "checkpoint.pt"
     checkpoints.save(path, {"done": 1}, {})
     before = path.read_bytes()
-    with small_disk(limit_bytes), pytest.raises(TrainingError) as raised:
+    with small_disk(1_000_000), pytest.raises(TrainingError) as raised:
         checkpoints.save(path, {"weight": torch.zeros(1_000_000)}, {})
     assert f"{path}: checkpoint cannot be written ([Errno 27] File too large)" in str(raised.value)
     assert path.read_bytes() == before

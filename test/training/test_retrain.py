@@ -100,7 +100,7 @@ def training_of(file: Path) -> dict[str, Any]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long  # an exported program below
+@pytest.mark.long
 def test_a_builder_is_trained_decomposed_and_retrained(colours: Path, tmp_path: Path) -> None:
     out, small, better = (tmp_path / f"{name}.safetensors" for name in ("net", "small", "better"))
     data, builder = f"classes:{colours}", ["--weights", "random", "--num-classes", "2", "--size", "32x32"]

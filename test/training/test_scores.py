@@ -17,11 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.training.metrics import LaneScore, Truth, box_points, mean_average_precision
-from multi_dnn_ros.training.scoring import Served
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,31 +196,6 @@ def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tm
         assert served["scores"] == own["scores"] == {f"classes:{colours}": {"images": 12, "top1": 1.0, "top5": 1.0}}
         assert served["latency_ms"] == own["latency_ms"]
         assert [entry["instances"] for entry in own["latency_ms"]] == [1, 2]
-
-
-class SameMemory:
-    """Stages that write every image's outputs to the same memory, as captured graphs do."""
-
-    def prepare(
-        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
-    ) -> tuple[Stage, ...]:
-        (stage,) = stages
-        buffers = tuple(tensor.clone() for tensor in stage(inputs))
-
-        def run(carried: Tensors) -> Tensors:
-            for buffer, tensor in zip(buffers, stage(carried), strict=True):
-                buffer.copy_(tensor)
-            return buffers
-
-        return (run,)
-
-
-@torch.no_grad()
-def test_served_images_of_a_batch_do_not_share_their_outputs() -> None:
-    torch.manual_seed(0)
-    network, images = nn.Conv2d(3, 2, 3).eval(), torch.rand(3, 3, 12, 16)
-    served = Served(network, (16, 12), Target(CPU, "same memory", SameMemory))
-    torch.testing.assert_close(served(images), network(images))
 
 
 def test_an_impossible_precision_is_refused_before_scoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
