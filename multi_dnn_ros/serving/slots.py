@@ -35,12 +35,12 @@ def create_memory(name: str, size: int) -> int:
 class SlotLayout(NamedTuple):
     """How the memory of one camera is divided; an engine process maps it accordingly.
 
-    count: number of slots. max_pixels: maximum size of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs
+    slots: their number. max_pixels: maximum size of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs
     with space for large results in each slot, in this order; one byte per pixel.
     """
 
     camera: str
-    count: int
+    slots: int
     max_pixels: int
     outputs: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class SlotMemory:
 
     def __init__(self, layout: SlotLayout, fd: int) -> None:
         self.layout = layout
-        self.bytes = np.frombuffer(mmap.mmap(fd, layout.count * layout.slot_bytes), dtype=np.uint8)
+        self.bytes = np.frombuffer(mmap.mmap(fd, layout.slots * layout.slot_bytes), dtype=np.uint8)
 
     def close(self) -> None:
         """Free the memory, and the descriptor that mmap keeps, with the last view of it. A slot's `image` raises."""
@@ -103,9 +103,9 @@ class SlotPool(SlotMemory):
 
     def __init__(self, layout: SlotLayout) -> None:
         # Memory is taken when a page is first written, not here.
-        self.fd = create_memory(layout.camera, layout.count * layout.slot_bytes)
+        self.fd = create_memory(layout.camera, layout.slots * layout.slot_bytes)
         super().__init__(layout, self.fd)
-        self._free = list(range(layout.count))
+        self._free = list(range(layout.slots))
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self._changed = threading.Condition(self._lock)
 
