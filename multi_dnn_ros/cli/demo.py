@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import rows_table, write_figures
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.settings.forms import DEVICE_FORMS, model_forms
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def _run_video(args: argparse.Namespace) -> int:
     """Run the DNNs on every frame of the video. Returns 1 if a DNN has no result, or the video is damaged."""
     config = _config(args)
 
-    from multi_dnn_ros.camera.sources import SourceError
     from multi_dnn_ros.demo.output_folder import check_output, clear_output
     from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
     from multi_dnn_ros.replay.replay import configured_replay
@@ -110,10 +109,7 @@ def _run_video(args: argparse.Namespace) -> int:
     configure_malloc()
     (camera,) = config.cameras
     topic = f"/{camera}/image_raw/compressed"
-    try:
-        video = VideoMessages(args.video, topic, camera, args.seconds)
-    except SourceError as error:
-        raise CommandError(str(error)) from None
+    video = VideoMessages(args.video, topic, camera, args.seconds)
     replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
     clear_output(args.output)
     figures = VideoFigures()
