@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, EngineDescription, Progress
 from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine, Phase
@@ -146,7 +147,10 @@ class Host(Supervisor):
         """Stop, and free everything, within 2 s."""
         self._cancelled.set()
         with self._preparing:  # a running configure() ends within a second
-            self.stop(0.0)
+            with self._lock:
+                ledger, self._ledger = self._ledger, None
+            if ledger is not None:
+                ledger.drop_unanswered(DropReason.SHUTDOWN, "the engine was closed")
             if self._swap is not None:
                 self._swap.cancel("the engine was closed")
             self._discard()
@@ -199,7 +203,7 @@ class Host(Supervisor):
 
     def supervision_age_s(self) -> float:
         """Time since the supervision of the engines last ran; 0.0 if there are none. Takes no lock."""
-        return time.monotonic() - self._last_check_s if self.routes or self._groups else 0.0
+        return time.monotonic() - self._last_check_s if self._groups else 0.0
 
     def _run(self, events: Events) -> None:
         """The supervising thread."""
