@@ -50,7 +50,6 @@ class Host(Supervisor):
         self._events: Events = queue.SimpleQueue()
         self._pools: Mapping[str, SlotPool] = {}
         self._cameras: Mapping[str, tuple[str, ...]] = {}  # by DNN
-        self._last_check_s = time.monotonic()
 
     # -- before serving
 
@@ -201,14 +200,9 @@ class Host(Supervisor):
             for dnn in served:
                 ledger.drop(number, dnn, *self.unserved(dnn))
 
-    def supervision_age_s(self) -> float:
-        """Time since the supervision of the engines last ran; 0.0 if there are none. Takes no lock."""
-        return time.monotonic() - self._last_check_s if self._groups else 0.0
-
     def _run(self, events: Events) -> None:
         """The supervising thread."""
         while events is self._events and self._groups:
-            self._last_check_s = time.monotonic()
             try:
                 engine, message = events.get(timeout=_TICK_S)
             except queue.Empty:
