@@ -23,7 +23,7 @@ from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.tracking import Tracks, tracking_problems
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.capacity import CapacityAtRates
+from multi_dnn_ros.serving.capacity import capacity_of_devices
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
@@ -72,7 +72,7 @@ class ServedDnns:
         self._tracks = Tracks()
         for dnn in config.dnns:
             self._update_thresholds(dnn)
-        self._capacity = CapacityAtRates(description.fits).current
+        self._capacity = capacity_of_devices(description.fits)
         if self._capacity is not None:
             text = "; ".join((f"capacity: {self._capacity.text}", *self._capacity.advice))
             if self._capacity.fits:  # two calls, because rclpy allows only one level per calling line

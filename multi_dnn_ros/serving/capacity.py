@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multi_dnn_ros.planning.fit import Fit, Rates, Verdict
+from multi_dnn_ros.planning.fit import Fit, Verdict
 
 #: Maximum number of reasons on /diagnostics why times are not predicted; each names a layer or a load.
 _MAX_UNPREDICTED = 5
@@ -21,25 +21,17 @@ class Capacity:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-class CapacityAtRates:
-    """fits: by device, as measured. current: the verdict for the present rates; None: nothing was measured."""
-
-    def __init__(self, fits: Mapping[str, Fit]) -> None:
-        self._fits = dict(fits)
-        parts = {device: capacity_of(fit.verdict()) for device, fit in self._fits.items()}
-        self.current = next(iter(parts.values()), None)
-        if len(parts) > 1:  # with the names of the devices
-            self.current = Capacity(
-                all(part.fits for part in parts.values()),
-                "; ".join(f"{device}: {part.text}" for device, part in parts.items()),
-                tuple(f"{device}: {text}" for device, part in parts.items() for text in part.advice),
-                {f"{device}: {name}": it for device, part in parts.items() for name, it in part.values.items()},
-            )
-
-    def change_rates(self, before: Rates, after: Rates) -> Capacity | None:
-        """The verdict after the rates of DNNs were changed; None if nothing was measured."""
-        CapacityAtRates.__init__(self, {device: fit.at_rates(before, after) for device, fit in self._fits.items()})
-        return self.current
+def capacity_of_devices(fits: Mapping[str, Fit]) -> Capacity | None:
+    """One verdict for all devices, with their names if there are several. fits: by device; None: nothing measured."""
+    parts = {device: capacity_of(fit.verdict()) for device, fit in fits.items()}
+    if len(parts) < 2:
+        return next(iter(parts.values()), None)
+    return Capacity(
+        all(part.fits for part in parts.values()),
+        "; ".join(f"{device}: {part.text}" for device, part in parts.items()),
+        tuple(f"{device}: {text}" for device, part in parts.items() for text in part.advice),
+        {f"{device}: {name}": it for device, part in parts.items() for name, it in part.values.items()},
+    )
 
 
 def capacity_of(verdict: Verdict) -> Capacity:

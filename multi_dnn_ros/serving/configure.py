@@ -46,7 +46,7 @@ def configure(
     cannot decode JPEG files although a parameter jpeg_decoder requires it, and RuntimeError for a DNN that fails on a
     black image. Call this function from one thread per process only, because torch.export crashes in a second thread.
     """
-    progress = _ProgressReport(tuple(config.dnns), report)
+    progress = _ProgressReport(len(config.dnns), report)
     pipeline: Pipeline = build(config, progress)
     pipeline = replace(pipeline, jpeg_decoder=_jpeg_decoder(config, pipeline))
     warm_up(pipeline.tasks, pipeline.device, progress)
@@ -123,25 +123,24 @@ class _TorchFreePickler(Pickler):
 class _ProgressReport:
     """Turns lines of progress into :class:`Progress`. The remaining time is estimated from the DNNs that are ready.
 
-    dnns: names in the order in which they become ready. report: called with each Progress.
+    total: number of DNNs. report: called with each Progress.
     """
 
-    def __init__(self, dnns: Sequence[str], report: Callable[[Progress], None]) -> None:
-        self._dnns = dnns
+    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
+        self._total = total
         self._report = report
         self._begin = self._last_ready = time.monotonic()
         self._ready = 0
 
     def __call__(self, text: str) -> None:
-        dnn = self._dnns[self._ready] if self._ready < len(self._dnns) else ""
         now, left_s = time.monotonic(), None
-        if dnn and isinstance(text, DnnReady):
+        if isinstance(text, DnnReady):
             self._ready += 1
             self._last_ready = now
-        if 0 < self._ready < len(self._dnns):
+        if 0 < self._ready < self._total:
             mean_s = (self._last_ready - self._begin) / self._ready
-            left_s = max(0.0, mean_s * (len(self._dnns) - self._ready) - (now - self._last_ready))
-        self._report(Progress(str(text), self._ready, len(self._dnns), left_s, dnn))
+            left_s = max(0.0, mean_s * (self._total - self._ready) - (now - self._last_ready))
+        self._report(Progress(str(text), self._ready, self._total, left_s))
 
 
 def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:

@@ -35,14 +35,13 @@ class Cancelled(Exception):
 @dataclass(frozen=True)
 class Progress:
     """Progress of configuring. text: the latest step, one line. ready, total: numbers of DNNs. left_s: estimated
-    seconds to the end; None: unknown. dnn: the DNN that is being prepared, or has just become ready; empty: none.
+    seconds to the end; None: unknown.
     """
 
     text: str
     ready: int = 0
     total: int = 0
     left_s: float | None = None
-    dnn: str = ""
 
 
 @dataclass(frozen=True)

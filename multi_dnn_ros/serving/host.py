@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build, messages
 from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, EngineDescription, Progress
 from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine, Phase
@@ -49,7 +50,6 @@ class Host(Supervisor):
         self._events: Events = queue.SimpleQueue()
         self._pools: Mapping[str, SlotPool] = {}
         self._cameras: Mapping[str, tuple[str, ...]] = {}  # by DNN
-        self._last_check_s = time.monotonic()
 
     # -- before serving
 
@@ -146,7 +146,10 @@ class Host(Supervisor):
         """Stop, and free everything, within 2 s."""
         self._cancelled.set()
         with self._preparing:  # a running configure() ends within a second
-            self.stop(0.0)
+            with self._lock:
+                ledger, self._ledger = self._ledger, None
+            if ledger is not None:
+                ledger.drop_unanswered(DropReason.SHUTDOWN, "the engine was closed")
             if self._swap is not None:
                 self._swap.cancel("the engine was closed")
             self._discard()
@@ -197,14 +200,9 @@ class Host(Supervisor):
             for dnn in served:
                 ledger.drop(number, dnn, *self.unserved(dnn))
 
-    def supervision_age_s(self) -> float:
-        """Time since the supervision of the engines last ran; 0.0 if there are none. Takes no lock."""
-        return time.monotonic() - self._last_check_s if self.routes or self._groups else 0.0
-
     def _run(self, events: Events) -> None:
         """The supervising thread."""
         while events is self._events and self._groups:
-            self._last_check_s = time.monotonic()
             try:
                 engine, message = events.get(timeout=_TICK_S)
             except queue.Empty:

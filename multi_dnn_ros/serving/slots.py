@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,8 @@ def create_memory(name: str, size: int) -> int:
     return fd
 
 
-class SlotLayout(NamedTuple):
+@dataclass(frozen=True)
+class SlotLayout:
     """How the memory of one camera is divided; an engine process maps it accordingly.
 
     slots: their number. max_pixels: maximum size of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs

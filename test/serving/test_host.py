@@ -191,21 +191,6 @@ def test_only_the_dnn_at_fault_is_disabled_and_tried_again() -> None:
         rig.close()
 
 
-def test_the_age_of_the_supervision_grows_while_it_hangs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hangs because a process cannot be started. The watchdog of a service manager relies on the age."""
-    released, start = threading.Event(), Host._start_engine
-    assert Host().supervision_age_s() == 0.0, "nothing to supervise"
-    rig = make("lane").start()
-    rig.until(lambda: rig.host.supervision_age_s() < 0.3, "a supervision that runs")
-    monkeypatch.setattr(Host, "_start_engine", lambda *arguments: (released.wait(60.0), start(*arguments))[1])
-    os.kill(rig.pid(), signal.SIGKILL)
-    try:  # no method that takes the lock of the supervision may be used
-        until(lambda: rig.host.supervision_age_s() > 1.0, "an age that grows")
-    finally:
-        released.set()
-    rig.wait_results()
-
-
 # -- swaps
 
 
