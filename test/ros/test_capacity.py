@@ -53,14 +53,6 @@ def test_rates_that_do_not_fit_are_a_warning_with_advice(bench: Bench) -> None:
     assert not any(status.name.endswith(": capacity") for status in bench.reports[-1].status)
 
 
-def test_a_changed_limit_of_the_rate_repeats_the_check(bench: Bench) -> None:
-    bench.node({"camera.front.rate_hz": 200.0}, build=slow)
-    assert bench.change("configure")
-    for max_rate_hz, level in ((0.5, OK), (0.0, WARN)):
-        assert bench.set("dnn.object.max_rate_hz", max_rate_hz) == (True, "")
-        bench.until(lambda level=level: bench.status("capacity").level == level, "a new verdict")
-
-
 def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench) -> None:
     # rclpy binds a severity to the line that logs, and raises if the same line logs with another severity.
     bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 200.0}, build=slow)
