@@ -17,7 +17,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, STALE, WARN, WINDOW_NS, StampAges, Status, percentile_values
 from multi_dnn_ros.ros.middleware import remedy_for_size, rmem_max_bytes
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
-from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH, CameraConfig
+from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH, STALE_AFTER_S, CameraConfig
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image, jpeg_for_device
 
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
@@ -36,8 +36,7 @@ class CameraInput:
     """The subscription of one camera.
 
     on_frame: called with each frame (without its image), the function that decodes the image, and the function that
-    reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`; must not block. stale_after_s:
-    time without an image after which the camera is STALE.
+    reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`; must not block.
     """
 
     def __init__(
@@ -46,12 +45,10 @@ class CameraInput:
         camera: str,
         config: CameraConfig,
         on_frame: Callable[[Frame, Decode, ReadJpeg | None], None],
-        stale_after_s: float,
     ) -> None:
         self._node, self._log = node, node.get_logger()
         self._camera, self._config = camera, config
         self._on_frame = on_frame
-        self._stale_after_s = stale_after_s
         self._type = TYPES[config.transport]
         self._name = topic_name(camera, config)
         self.topic = str(node.resolve_topic_name(self._name))  # absolute, remapped
@@ -204,9 +201,9 @@ class CameraInput:
     # -- the status
 
     def silence(self, now_ns: int) -> str:
-        """For how long no image has arrived; empty if it is less than stale_after_s."""
+        """For how long no image has arrived; empty if it is less than STALE_AFTER_S."""
         silent_s = (now_ns - self._last_ns) / 1e9
-        return f"no image on {self.topic} for {silent_s:.1f} s" if silent_s > self._stale_after_s else ""
+        return f"no image on {self.topic} for {silent_s:.1f} s" if silent_s > STALE_AFTER_S else ""
 
     def status(self, bad_images: int, now_ns: int) -> Status:
         """The status `camera <camera>`; also logs new problems. bad_images: that could not be decoded."""

@@ -98,7 +98,8 @@ class _CameraGround:
         self._vehicle = config.vehicle_frame
         images = str(node.resolve_topic_name(topic_name(camera, settings)))
         folder = images.removesuffix("/compressed" if settings.transport == "compressed" else "").rpartition("/")[0]
-        self._topic = str(node.resolve_topic_name(f"{folder}/camera_info"))  # as image_transport has it
+        self._name = f"{folder}/camera_info"  # as image_transport has it
+        self._topic = str(node.resolve_topic_name(self._name))
         self._tf: Any = None  # buffer of tf2
         self._subscription: Any = None
         self._info: CameraInfo | None = None
@@ -114,7 +115,7 @@ class _CameraGround:
         """wanted: whether the points have a subscription; the CameraInfo is subscribed to only then. tf: buffer."""
         self._tf = tf
         if wanted and self._subscription is None:
-            self._subscription = self._node.create_subscription(CameraInfo, self._topic, self._on_info, _QOS)
+            self._subscription = self._node.create_subscription(CameraInfo, self._name, self._on_info, _QOS)
         elif not wanted and self._subscription is not None:
             self._node.destroy_subscription(self._subscription)
             self._subscription = self._info = None
@@ -152,7 +153,8 @@ class _CameraGround:
         if (info := self._info) is None:
             raise CalibrationError("no CameraInfo; start the camera's driver with a calibration, or remap its topic")
         calibration = self._calibration or checked_calibration(info, rectified=self._settings.rectified)
-        self._calibration = calibration
+        if info is self._info:
+            self._calibration = calibration
         area = calibration.area(image_size)
         pose = self.mounted or self._pose_in_tf(header)
         if (height := float(pose.position[2])) <= 0.0:

@@ -27,7 +27,7 @@ from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Default name; a remap changes it.
 NODE_NAME = "multi_dnn"
-#: Maximum time for a transition in progress when the process ends, in addition to stop_timeout_s.
+#: Maximum time for a transition in progress when the process ends, in addition to that for frames in progress.
 _END_S = 3.0
 _POLL_S = 0.05
 

@@ -30,19 +30,17 @@ from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledg
 from multi_dnn_ros.serving.statistics import DnnCamera, DnnCameraStatistics
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
-from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S, NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import result_name
 from multi_dnn_ros.vision.tracking.byte_track import LOW_SCORE
 
 #: Period of checking the publishers of the cameras.
 _CHECK_PERIOD_S = 0.5
-#: Minimum time between two log lines about dropped frames, and between two about bad images.
+#: Minimum time between two log lines about dropped frames of a DNN, and between two about bad images of a camera.
 _LOG_PERIOD_S = 5.0
-#: Share of stop_timeout_s that the decoding threads may take.
-_DECODER_SHARE = 0.2
-#: Minimum time for the overlay in progress, even if the engine has used up stop_timeout_s.
-_MIN_OVERLAY_STOP_S = 0.5
+#: Maximum time for the images being decoded, and minimum time for the overlay in progress, when the node stops serving.
+_DECODERS_STOP_S, _MIN_OVERLAY_STOP_S = 0.4, 0.5
 
 
 class ServedDnns:
@@ -58,6 +56,8 @@ class ServedDnns:
         self.description = description
         self.active = False
         RESULT_KINDS.usable()
+        #: By DNN and camera: rclpy throttles the lines of each logger separately.
+        self._logs = {name: self._log.get_child(name) for name in (*config.cameras, *config.dnns)}
         kinds = {
             name: {output: RESULT_KINDS.get(it.result_kind) for output, it in dnn.results.items()}
             for name, dnn in description.dnns.items()
@@ -100,7 +100,7 @@ class ServedDnns:
         self._tracks = Tracks()
         for name in (name for name in dnns if config.dnns[name].track):
             for camera in dnns[name].cameras:
-                self._tracks.add(name, camera, self._threshold(name), config.dnns[name].track_max_lost_s)
+                self._tracks.add(name, camera, self._threshold(name))
         settings = {
             name: DnnSettings(dnn.cameras, round(it.deadline_ms * 1e6) or None, it.enable, it.max_rate_hz)
             for name, dnn in dnns.items()
@@ -124,9 +124,7 @@ class ServedDnns:
         # Subscribe last, when everything that processes a frame exists, and only to cameras that a DNN processes.
         for camera, decoder in self._decoders.items():
             decoder.start()
-            self._inputs[camera] = CameraInput(
-                self._node, camera, config.cameras[camera], decoder.arrived, config.stale_after_s
-            )
+            self._inputs[camera] = CameraInput(self._node, camera, config.cameras[camera], decoder.arrived)
         for camera in config.cameras.keys() - self._decoders.keys():
             self._log.warning(f"camera {camera}: no DNN processes its images (parameters dnn.<dnn>.cameras)")
         for dnn, described in dnns.items():
@@ -140,12 +138,12 @@ class ServedDnns:
         if not self.active:
             return []
         self.active = False
-        end = time.monotonic() + self.config.stop_timeout_s
+        end = time.monotonic() + STOP_TIMEOUT_S
         self._node.destroy_timer(self._check_timer)
         for source in self._inputs.values():
             source.close()
         self._ground.update(())
-        decoders_end = time.monotonic() + _DECODER_SHARE * self.config.stop_timeout_s
+        decoders_end = time.monotonic() + _DECODERS_STOP_S
         for decoder in self._decoders.values():
             decoder.close(max(decoders_end - time.monotonic(), 0.0))
         hanging = self.host.stop(max(end - time.monotonic(), 0.0))
@@ -285,10 +283,10 @@ class ServedDnns:
         if drop.reason.effect is not DropEffect.FAILURE:
             self._log.debug(f"{text} (stamp {drop.frame.stamp_ns} ns)")
         else:
-            self._log.error(text, throttle_duration_sec=_LOG_PERIOD_S)
+            self._logs[drop.dnn].error(text, throttle_duration_sec=_LOG_PERIOD_S)
 
     def _on_bad_image(self, camera: str, error: FrameError) -> None:
-        self._log.warning(f"camera {camera}: {error}", throttle_duration_sec=_LOG_PERIOD_S)
+        self._logs[camera].warning(f"camera {camera}: {error}", throttle_duration_sec=_LOG_PERIOD_S)
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:

@@ -36,9 +36,9 @@ class Tracks:
         self._trackers: dict[tuple[str, str], ByteTracker] = {}
         self._labels: dict[tuple[str, str], tuple[str, ...]] = {}  # class names of the latest result
 
-    def add(self, dnn: str, camera: str, threshold: float, max_lost_s: float) -> None:
+    def add(self, dnn: str, camera: str, threshold: float) -> None:
         """Track a DNN on a camera. threshold: minimum score of published results."""
-        self._trackers[dnn, camera] = ByteTracker(TrackerSettings(threshold, max_lost_s=max_lost_s))
+        self._trackers[dnn, camera] = ByteTracker(TrackerSettings(threshold))
 
     def set_threshold(self, dnn: str, threshold: float) -> None:
         """The score threshold of a DNN has changed."""

@@ -228,7 +228,6 @@ class DnnConfig(Section):
 
     # Not parameters of the node.
     capture_preprocess: bool = Field(True, exclude=True)
-    track_max_lost_s: float = Field(1.0, exclude=True, json_schema_extra=FIXED)
 
     def limited_hz(self, camera_hz: float) -> float:
         """Images per second that the DNN gets from a camera with this rate, limited by `max_rate_hz`."""

@@ -146,4 +146,3 @@ class NodeConfig(Section):
     max_failures: int = Field(5, exclude=True)
     heartbeat_timeout_s: float = Field(2.0, exclude=True)
     stop_timeout_s: float = Field(STOP_TIMEOUT_S, exclude=True)
-    stale_after_s: float = Field(STALE_AFTER_S, exclude=True)

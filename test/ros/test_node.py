@@ -70,24 +70,6 @@ def test_autostart_activates_the_node(bench: Bench) -> None:
     bench.until(lambda: bench.state() == "active", "the active node")
 
 
-def test_results_carry_the_header_of_their_image(bench: Bench) -> None:
-    start(bench, {"dnns": ["lane", "object"]})
-    heard = [
-        bench.listen(OUT, Detection2DArray),
-        bench.listen("/multi_dnn/front/lane/points", PointCloud2),
-        bench.listen("/multi_dnn/front/lane/mask", Image),
-    ]
-    sent = image(stamp=77)
-    bench.camera().publish(sent)
-    bench.until(lambda: all(heard), "all results")
-    assert [messages[0].header for messages in heard] == [sent.header] * 3
-    assert (heard[2][0].width, heard[2][0].height, heard[2][0].encoding) == (8, 6, "mono8")
-    assert heard[1][0].width == 2  # points
-    (detection,) = heard[0][0].detections
-    assert detection.results[0].hypothesis.class_id == "0"
-    assert (detection.bbox.size_x, detection.bbox.size_y) == (8.0, 6.0)
-
-
 def test_two_cameras_of_different_size_and_encoding(bench: Bench) -> None:
     start(bench, {"cameras": ["front", "rear"]})
     heard = {
@@ -187,25 +169,6 @@ def test_every_step_of_a_frame_is_timed(bench: Bench) -> None:
     assert sum(times[step] for step in steps) <= times["end_to_end"] + 1.0  # of one frame, rounded
 
 
-def test_a_silent_camera_is_stale_until_it_sends_again(bench: Bench) -> None:
-    start(bench)
-    heard, camera, sent = bench.listen(OUT, Detection2DArray), bench.camera(), 0
-    bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
-
-    def ok_while_sending() -> bool:
-        nonlocal sent
-        if len(heard) == sent:  # images faster than the DNN serves them would be a warning
-            camera.publish(image())
-            sent += 1
-        return bench.status("camera front").level == OK and bench.status("object on front").level == OK
-
-    bench.until(ok_while_sending, "OK")
-    bench.until(lambda: bench.status("camera front").level == STALE, "STALE again")
-    assert "no image on /front/image_raw for " in bench.status("camera front").message
-    assert bench.status("object on front").level == STALE
-    bench.until(ok_while_sending, "OK again")
-
-
 def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     start(bench)
     assert bench.change("deactivate")
@@ -229,23 +192,6 @@ def test_stamps_of_another_clock_are_a_warning(bench: Bench, capfd: pytest.Captu
 
     bench.until(warned, "the warning")
     assert "camera front, topic /front/image_raw: the stamps of the images are" in "".join(printed)
-
-
-def test_the_overlay_is_drawn_while_it_has_a_subscription(bench: Bench) -> None:
-    start(bench, {"dnns": ["lane", "object"]})
-    camera = bench.camera()
-    camera.publish(image(stamp=1))
-    for dnn in ("lane", "object"):  # counted after everything is published, so later than it is received
-        bench.until(lambda dnn=dnn: bench.status(f"{dnn} on front").by_key.get("published") == "1", "the count")
-    pictures = bench.listen("/multi_dnn/front/overlay", Image)
-
-    def drawn() -> bool:
-        camera.publish(image(stamp=2, size=(64, 48)))
-        return bool(pictures)
-
-    bench.until(drawn, "an overlay")
-    assert pictures[0].header.stamp.sec == 2  # the frame before the subscription was not drawn
-    assert (pictures[0].width, pictures[0].height, pictures[0].encoding) == (64, 48, "rgb8")
 
 
 def test_the_compressed_overlay_is_the_overlay_as_jpeg(bench: Bench) -> None:

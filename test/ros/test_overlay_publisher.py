@@ -227,15 +227,6 @@ def test_without_a_subscription_results_are_forgotten(overlay: Overlay) -> None:
     assert overlay.layers[-1] == [("quick", False)]  # without the last result of `slow`
 
 
-def test_a_frame_that_was_never_decoded_has_no_overlay(overlay: Overlay) -> None:
-    lost = Frame("front", 0)
-    for dnn in ("quick", "slow"):
-        overlay.drop(dnn, lost)
-    overlay.complete(frame(100))
-    overlay.publishers["front"].until("100")
-    assert [number for _, number in overlay.order] == ["100"]
-
-
 @pytest.mark.parametrize(
     ("error", "text"), [(RuntimeError("no colour"), "RuntimeError: no colour"), (SystemExit(2), "SystemExit: 2")]
 )
