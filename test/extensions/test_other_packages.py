@@ -205,13 +205,9 @@ def test_the_backend_runs_the_network_and_errors_and_tables_list_the_extensions(
 
 def test_inspect_draws_what_the_decoder_finds(package: tuple[Path, Path], tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "road.png"), np.zeros((48, 64, 3), np.uint8))
-    image, output = str(tmp_path / "road.png"), str(tmp_path / "found.png")
-    code = f"""
-from multi_dnn_ros.cli.main import main
-main(["inspect", "company:cones", "--image", {image!r}, "--output", {output!r}])
-"""
-    assert "centers" in run(code, package[1])
-    assert (tmp_path / "found.png").exists()
+    words = ["inspect", "company:cones", "--image", str(tmp_path / "road.png"), "--output", str(tmp_path / "found.png")]
+    assert "centers" in run(f"from multi_dnn_ros.cli.main import main; main({words!r})", package[1])
+    assert cv2.imread(str(tmp_path / "found.png")) is not None
 
 
 def test_the_tables_of_the_page_are_those_of_the_registries() -> None:

@@ -60,7 +60,7 @@ def extras() -> dict[str, set[str]]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Top-level modules that a file imports, and whether that is inside `with optional(...)` or for types only."""
+    """Top-level modules that a file imports, and whether that is in `with optional(...)`, in a `try`, or for types."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, guarded = waiting.pop()
@@ -68,6 +68,8 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
             yield from ((alias.name.partition(".")[0], guarded) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield (node.module or "").partition(".")[0], guarded
+        elif isinstance(node, ast.Try):
+            guarded = True
         elif isinstance(node, ast.With):
             guarded = guarded or ast.unparse(node.items[0]).startswith("optional(")
         elif isinstance(node, ast.If):
