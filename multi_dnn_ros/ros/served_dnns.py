@@ -31,9 +31,9 @@ from multi_dnn_ros.serving.statistics import DnnCamera, DnnCameraStatistics
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S, NodeConfig
+from multi_dnn_ros.vision.byte_track import LOW_SCORE
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import result_name
-from multi_dnn_ros.vision.tracking.byte_track import LOW_SCORE
 
 #: Period of checking the publishers of the cameras.
 _CHECK_PERIOD_S = 0.5

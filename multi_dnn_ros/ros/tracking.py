@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.byte_track import ByteTracker, TrackerSettings
 from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Detections
-from multi_dnn_ros.vision.tracking.byte_track import ByteTracker, TrackerSettings
 
 
 def tracking_problems(config: NodeConfig, kinds: Mapping[str, Mapping[str, ResultKind]]) -> list[str]:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -34,26 +29,24 @@ def check_new_overlay(path: Path) -> None:
         raise OverlayFileError(f"overlay {path}: allowed: a name that ends in .mp4, or a folder")
 
 
-class AtomicWriter(ABC):
+class AtomicWriter:
     """A file that is written in steps and gets its name at the end.
 
     As a context manager it closes the file at the end of the block, or discards it if the block raises.
     """
 
-    @abstractmethod
     def close(self) -> None:
         """Finish the file and give it its name."""
+        raise NotImplementedError
 
-    @abstractmethod
     def discard(self) -> None:
         """Close without a result."""
+        raise NotImplementedError
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -17,8 +17,8 @@ from multi_dnn_ros.decoders.recognition import recognize
 from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
 from multi_dnn_ros.decoders.yolo import YoloMasksDecoder
 from multi_dnn_ros.decoders.yolo_instances import YoloInstancesDecoder
-from multi_dnn_ros.vision.placement import place_instances, place_mask
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kinds import place_instances, place_mask
 from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
 from multi_dnn_ros.vision.view import Window
 

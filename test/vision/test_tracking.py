@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.optimize import linear_sum_assignment
 
+from multi_dnn_ros.vision.byte_track import MAX_BOXES, ByteTracker, Motion, TrackerSettings, assign, overlaps
 from multi_dnn_ros.vision.results import Detections
-from multi_dnn_ros.vision.tracking.assignment import assign
-from multi_dnn_ros.vision.tracking.byte_track import MAX_BOXES, ByteTracker, TrackerSettings
-from multi_dnn_ros.vision.tracking.motion import Motion, overlaps
 
 MS = 1_000_000
 S = 1000 * MS

@@ -1,1 +1,0 @@
-"""The result kinds of this package, one module each."""
