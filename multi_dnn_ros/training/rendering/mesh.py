@@ -98,13 +98,10 @@ class MeshBuilder:
         ring = np.stack([np.zeros(sides), np.sin(angle), np.cos(angle)], axis=1) * radius + np.asarray(centre)
         self.polygon(ring, colour, one_sided=True)
 
-    def blob(
-        self, x: float, y: float, rx: float, ry: float, colour: Colour, ragged: Points | None = None, glow: float = 0.0
-    ) -> None:
-        """An upright ellipse in the plane z = 0; `ragged` scales its radius point by point."""
-        scale = np.ones(10) if ragged is None else ragged
-        angle = np.linspace(0.0, 2 * np.pi, len(scale), endpoint=False)
-        self.polygon(np.stack([x + rx * scale * np.cos(angle), y + ry * scale * np.sin(angle)], axis=1), colour, glow)
+    def blob(self, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
+        """An upright ellipse in the plane z = 0."""
+        angle = np.linspace(0.0, 2 * np.pi, 10, endpoint=False)
+        self.polygon(np.stack([x + rx * np.cos(angle), y + ry * np.sin(angle)], axis=1), colour)
 
     def build(self) -> Mesh:
         corners, colours, glow, one_sided = zip(*self._polygons, strict=True)
