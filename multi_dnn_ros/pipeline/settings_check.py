@@ -39,7 +39,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
 
 
 def import_registries() -> None:
-    """Import decoders, model sources and backends, those of this package only where there is a GPU, when an engine starts.
+    """Import decoders, model sources and, this package's only where there is a GPU, backends, when an engine starts.
 
     Configuring then does not wait for imports. Logs a warning for each that cannot be used.
     """
