@@ -152,6 +152,8 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any], problems: list[s
             found = recognized(source, _NAME, config, shapes)
             if not named:
                 content["decoder"], content["why"] = found.chosen, found.why
+                if found.chosen and not found.decided:
+                    raise ModelError(f"{found.why}, but the shapes leave a doubt; name the decoder with --decoder")
                 if not found.chosen:
                     raise ModelError(
                         f"{found.why}; export it in one of these layouts, or write a decoder (docs/extending.md)"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.options import HelpFormatter
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.extras import MissingExtra, require
+from multi_dnn_ros.common.extras import MissingExtra, optional, require
 from multi_dnn_ros.serving.memory import check_process, with_memory_limit
 
 #: Commands by the heading that `--help` lists them under.
@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ros_args and not getattr(args, "takes_ros_args", False):
             raise UsageError("--ros-args are for commands that start a ROS node: run, camera")
         require(args.command, *getattr(args, "libraries", ()))
-        return int(args.run(args))
+        with optional(args.command):
+            return int(args.run(args))
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130

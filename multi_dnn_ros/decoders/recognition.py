@@ -60,6 +60,8 @@ def recognize(layout: Layout, result_kind: str = "") -> Recognition:
         if spec.recognize is None or spec.takes_detector or result_kind not in ("", spec.result_kind):
             continue
         found = spec.recognize(layout)
+        if isinstance(found, Match) and _is_one_map(layout):
+            found = Difference("a map in the proportions of the image, such as class numbers or depths", 0.1)
         if isinstance(found, Match):
             matches.append((spec.name, found))
         else:
@@ -67,3 +69,15 @@ def recognize(layout: Layout, result_kind: str = "") -> Recognition:
     matches.sort(key=lambda entry: -entry[1].certainty)
     differences.sort(key=lambda entry: entry[1].distance)
     return Recognition(layout, tuple(matches), tuple(differences))
+
+
+def _is_one_map(layout: Layout) -> bool:
+    """Whether the only output is (1, h, w), as large as the image or a whole number of times smaller.
+
+    Its numbers may be classes or depths; as rows of boxes it would have hundreds of classes.
+    """
+    if layout.size is None or len(layout.shapes) != 1 or len(layout.shapes[0]) != 3:
+        return False
+    _, rows, columns = layout.shapes[0]
+    width, height = layout.size
+    return min(rows, columns) > 1 and width % columns == height % rows == 0 and width // columns == height // rows

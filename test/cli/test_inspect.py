@@ -37,7 +37,6 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
     [
         (TinyYolo(80), "yolo", "detections", "object", 80),
         (TinyYolox(3), "yolox", "detections", "object", 3),
-        (TinyMap(), "lane", "lanes", "lane", 1),
     ],
 )
 def test_what_an_export_is_and_the_parameters_that_serve_it(
@@ -59,6 +58,13 @@ def test_what_an_export_is_and_the_parameters_that_serve_it(
     ((name, config),) = read_params_file(params).dnns.items()
     dnn = load_dnn(name, config)
     assert (name, dnn.decoder.name, list(dnn.labels)) == (role, decoder, found["labels"])
+
+
+def test_a_map_may_be_depths_so_its_decoder_must_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(export(TinyMap(), tmp_path / "net.onnx"))
+    (problem,) = inspected(capsys, file, code=1)["problems"]
+    assert "are read as 'lane': a map per class, but the shapes leave a doubt; name the decoder" in problem
+    assert inspected(capsys, file, "--decoder", "lane")["result_kind"] == "lanes"
 
 
 def test_a_decoder_that_replaces_the_models_own_is_among_the_parameters(

@@ -87,6 +87,19 @@ def test_the_nearest_decoders_are_named_with_the_difference(
     assert re.search(words, found.why), found.why
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((1, 480, 640), (640, 480)),
+        ((1, 120, 160), (640, 480)),
+        ((1, 256, 256), (256, 256)),
+        ((1, 1, 518, 518), (518, 518)),
+    ],
+)
+def test_class_numbers_and_depths_are_not_taken_for_boxes_or_lanes(shape: tuple, size: tuple[int, int]) -> None:
+    assert not recognize(Layout((shape,), size)).decided
+
+
 def test_other_decoders_that_fit_are_named() -> None:
     found = recognize(Layout(((1, 8400, 85),), (640, 640)))
     assert found.chosen == "yolox"
