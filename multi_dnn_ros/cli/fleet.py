@@ -126,7 +126,7 @@ class _Display:
             for name, job in fleet.jobs.items():
                 bar = self._bars[name]
                 bar.total, bar.n = job.state.total or None, job.state.done
-                shown = {"units": job.units, "slow-down": job.state.slow_down, "loss": job.losses[-1:]}
+                shown = {"units": job.units, "slow-down": job.state.slow_down, "loss": job.state.losses[-1:]}
                 bar.set_postfix({"is": job.state.status, **{what: value for what, value in shown.items() if value}})
 
     def close(self) -> None:
@@ -150,8 +150,7 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
         compared.append({"policy": policy, **figures, "seconds": fleet.seconds})
         policies[policy] = {
             "units": fleet.pool.count, "unit": fleet.pool.kind, "seconds": fleet.seconds, **figures,
-            "jobs": {name: {**state.model_dump(exclude={"settings"}), "losses": fleet.jobs[name].losses}
-                     for name, state in states.items()},
+            "jobs": {name: state.model_dump(exclude={"settings"}) for name, state in states.items()},
             "decisions": fleet.decisions,
         }  # fmt: skip
     print(rows_table(rows))

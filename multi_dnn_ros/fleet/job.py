@@ -37,8 +37,8 @@ _RETRY_S, _CAUSE_S = 3.0, 10.0
 class JobState(BaseModel):
     """Kept in state.json in the folder of the job. done, total: steps. elapsed_s: running time, from the moment at
     which it could train. slow_down: as predicted by the last decision, and at the end the real one; None: not known.
-    step_s: measured seconds of a step by number of units, while no other job used them. settings: those of the job, and
-    the kind of unit.
+    step_s: measured seconds of a step by number of units, while no other job used them. losses: one per step. settings:
+    those of the job, and the kind of unit.
     """
 
     status: Literal["waiting", "preparing", "running", "finished", "failed"] = "waiting"
@@ -49,6 +49,7 @@ class JobState(BaseModel):
     slow_down: float | None = None
     step_s: dict[int, float] = {}
     scores: dict[str, float] = {}
+    losses: list[float] = []
     settings: dict[str, Any] = {}
 
 
@@ -115,7 +116,6 @@ class Job:
         self.job, self.folder, self.checkpoint = job, folder, folder / "checkpoint.pt"
         self.state = _read_state(folder, {**job.settings, "unit": pool.kind})
         self.units: Units = ()
-        self.losses: list[float] = []
         self.is_ready = False
         self._pool, self._turns, self._say = pool, turns, say
         self._workers: list[Any] = []
@@ -228,7 +228,7 @@ class Job:
         address = await self._workers[0].address.remote()
         await _together([worker.join.remote(k, len(units), address) for k, worker in enumerate(self._workers)])
         self.state.done, self.state.total = prepared[0].done, prepared[0].total
-        self.losses = list(prepared[0].losses)
+        self.state.losses = list(prepared[0].losses)
         self.state.status, self.is_ready = "running", True
         self._recent.clear()
         self._saved_at = time.monotonic()
@@ -247,7 +247,7 @@ class Job:
         steps = min(wanted, state.total - state.done)
         done: list[Progress] = await _together([worker.train.remote(steps) for worker in self._workers])
         state.done = done[0].done
-        self.losses += done[0].losses
+        self.state.losses += done[0].losses
         if is_warm or (state.done == state.total and count not in state.step_s):
             self._recent.append(max(1e-6, done[0].seconds / steps))
             if self._turns.is_alone(self.job.name):

@@ -79,14 +79,6 @@ class Fit:
     gpu: bool = False
     unpredicted: tuple[str, ...] = ()
 
-    def at_rates(self, before: Rates, after: Rates) -> Fit:
-        """The same times at other rates. before: those for which the demands were made; a device may have a share."""
-        return replace(self, demands=tuple(
-            replace(demand, cameras={camera: hz * after[demand.dnn][camera] / before[demand.dnn][camera]
-                                     for camera, hz in demand.cameras.items()})
-            for demand in self.demands
-        ))  # fmt: skip
-
     def latency_ms(self, demand: Demand) -> float:
         """The longest time from an image to its result, if every camera of the DNN delivers one at the same time."""
         inferences = math.ceil(len(demand.cameras) / demand.batch)

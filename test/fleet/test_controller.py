@@ -70,7 +70,7 @@ def test_jobs_train_in_turns_with_whole_units(tmp_path: Path) -> None:
         assert job.state.step_s[1] == pytest.approx(pool.step_s, rel=0.3)
         assert job.state.slow_down is not None
         assert job.state.slow_down > 0.4, name  # at best on both units all the time
-        assert len(job.losses) == job.state.total
+        assert len(job.state.losses) == job.state.total
     for decision in fleet.decisions:
         used = [unit for units in decision["training"].values() for unit in units]
         assert len(used) == len(set(used))
