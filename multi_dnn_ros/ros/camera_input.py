@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -62,11 +63,15 @@ class CameraInput:
         self._warned: set[str] = set()  # kinds of problems that have been logged and still exist
         self._publishers = node.get_publishers_info_by_topic(self._name)
         self._qos = self._preferred_qos()
+        self._closing = threading.Lock()  # held by callbacks, which run in another thread than close()
+        self._closed = False
         self._subscription = self._subscribe()
 
     def close(self) -> None:
-        """Destroy the subscription."""
-        self._node.destroy_subscription(self._subscription)
+        """Destroy the subscription; afterwards there are no calls of on_frame."""
+        with self._closing:
+            self._closed = True
+            self._node.destroy_subscription(self._subscription)
 
     # -- publishers
 
@@ -77,10 +82,11 @@ class CameraInput:
         """
         self._judge_publishers()
         preferred = self._preferred_qos()
-        if preferred.reliability != self._qos.reliability and self._of_type():
-            self._node.destroy_subscription(self._subscription)
-            self._qos = preferred
-            self._subscription = self._subscribe()
+        with self._closing:
+            if preferred.reliability != self._qos.reliability and self._of_type() and not self._closed:
+                self._node.destroy_subscription(self._subscription)
+                self._qos = preferred
+                self._subscription = self._subscribe()
 
     def _judge_publishers(self, event: object = None) -> None:
         """Find out what is wrong; also called when a publisher with incompatible QoS was found.
@@ -193,7 +199,9 @@ class CameraInput:
         self._arrivals.append(self._last_ns)
         self._ages.add(self._last_ns, self._node.get_clock().now().nanoseconds, stamp_ns)
         frame = Frame(self._camera, stamp_ns, context=message.header)
-        self._on_frame(frame, partial(decode, message, self._image_settings), read_jpeg)
+        with self._closing:
+            if not self._closed:
+                self._on_frame(frame, partial(decode, message, self._image_settings), read_jpeg)
 
     def _on_lost(self, event: Any) -> None:
         self._lost += event.total_count_change

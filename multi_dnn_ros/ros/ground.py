@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -46,11 +47,24 @@ class Ground:
         self._node = node
         self._vehicle = config.vehicle_frame
         self._cameras = {camera: _CameraGround(node, config, camera) for camera in cameras}
+        self._closing = threading.Lock()
+        self._closed = False
         self._listener: Any = None  # of tf2_ros
         self._jumps: Any = None
 
     def update(self, wanted: Collection[str]) -> None:
-        """Set the cameras whose points have a subscription; to be called about twice a second, at the end with none."""
+        """Set the cameras whose points have a subscription; to be called about twice a second, until :meth:`close`."""
+        with self._closing:
+            if not self._closed:
+                self._update(wanted)
+
+    def close(self) -> None:
+        """Destroy all subscriptions."""
+        with self._closing:
+            self._closed = True
+            self._update(())
+
+    def _update(self, wanted: Collection[str]) -> None:
         uses_tf = any(self._cameras[camera].mounted is None for camera in wanted)
         if uses_tf and self._listener is None:
             self._open_tf()

@@ -142,7 +142,7 @@ class ServedDnns:
         self._node.destroy_timer(self._check_timer)
         for source in self._inputs.values():
             source.close()
-        self._ground.update(())
+        self._ground.close()
         decoders_end = time.monotonic() + _DECODERS_STOP_S
         for decoder in self._decoders.values():
             decoder.close(max(decoders_end - time.monotonic(), 0.0))
@@ -157,7 +157,7 @@ class ServedDnns:
         return [*hanging, *(thread.name for thread in threads if thread.is_alive())]
 
     def _check_cameras(self) -> None:
-        for source in self._inputs.values():
+        for source in list(self._inputs.values()):
             source.check_publishers()
         self._ground.update(self._outputs.wanted_on_ground())
 
