@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
-
-import torch
 
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import read_description
@@ -16,26 +13,25 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.own_sources import BUILTIN
 from multi_dnn_ros.models.registry import ModelRequest
 from multi_dnn_ros.models.safetensors_source import rebuilt_source
-from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
+from multi_dnn_ros.models.weights import load_weights, read_state_dict
 
 
 def builtin_source(request: ModelRequest) -> Source:
     """A built-in network. Raises ModelError for an unknown name."""
     from safetensors import safe_open
 
-    model, outline = request.name, request.outline
+    model = request.name
     if model not in SCORE_THRESHOLDS:
         raise ModelError(f"{request.where}model is 'builtin:{model}'; allowed: {BUILTIN.form}")
     assert BUILTIN.file is not None
     path = BUILTIN.file(model)
     if read_description(path) is not None:
         return replace(rebuilt_source(replace(request, name=str(path))), score_threshold=SCORE_THRESHOLDS[model])
-    weights = read_state_dict(path, shapes_only=outline)
+    weights = read_state_dict(path)
     with safe_open(path, "pt") as file:
         header = {key: json.loads(value) for key, value in file.metadata().items()}
-    with torch.device("meta") if outline else contextlib.nullcontext():
-        module = networks.build(header["architecture"], header["arguments"])
-    (check_weights if outline else load_weights)(module, weights, str(path))
+    module = networks.build(header["architecture"], header["arguments"])
+    load_weights(module, weights, str(path))
     width, height = header["input_size"]
     labels = tuple(header["labels"])
     return Source(

@@ -14,7 +14,7 @@ from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import assumed_labels, configured_labels
 from multi_dnn_ros.models.onnx_network import run_network
-from multi_dnn_ros.models.sources import outline_source
+from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -111,11 +111,11 @@ def decoders_for(source: Source) -> list[str]:
 def with_assumed_labels(name: str, config: DnnConfig) -> DnnConfig:
     """`config` with assumed class names if neither it nor the model has any and the outputs show the number of classes.
 
-    Unchanged otherwise, also if only running the network shows its outputs. Raises ModelError, as outline_source does.
+    Unchanged otherwise, also if only running the network shows its outputs. Raises ModelError, as load_source does.
     """
     if config.labels:
         return config
-    source = outline_source(name, config)
+    source = load_source(name, config, onnx=True)
     if source.labels or source.detector is not None or not has_shapes(source):
         return config
     found = recognized(source, name, config, source.outputs or ())

@@ -57,32 +57,10 @@ def check_archive(path: Path) -> None:
             _check(json.loads(reader.get_record(name)), key="")
 
 
-def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """Shapes of the user's inputs and outputs, 0 for a free axis, without reading weights; None: unknown format.
-
-    For archives that :func:`check_archive` accepts, in the format that torch.export.save of PyTorch 2.9 writes.
-    """
-    try:
-        module = _graph_module(path)
-        values, signature = module["graph"]["tensor_values"], module["signature"]
-        sides = (signature["input_specs"], "user_input"), (signature["output_specs"], "user_output")
-        inputs, outputs = (
-            [
-                tuple(axis.get("as_int", 0) for axis in values[spec[kind]["arg"]["as_tensor"]["name"]]["sizes"])
-                for spec in specs
-                if kind in spec
-            ]
-            for specs, kind in sides
-        )
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return inputs, outputs
-
-
 def stored_device_types(path: Path) -> frozenset[str]:
     """Types of the devices, such as cpu and cuda, that hold the tensors of the graph; empty: unknown format.
 
-    For the same archives as :func:`stored_shapes`.
+    For archives that :func:`check_archive` accepts, in the format that torch.export.save of PyTorch 2.9 writes.
     """
     try:
         values = _graph_module(path)["graph"]["tensor_values"].values()

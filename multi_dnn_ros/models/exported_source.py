@@ -12,7 +12,7 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_device_types, stored_shapes
+from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_device_types
 from multi_dnn_ros.models.file_source import source_of_file
 from multi_dnn_ros.models.registry import ModelRequest
 from multi_dnn_ros.models.weights import check_stored, no_pickles
@@ -27,7 +27,7 @@ def exported_source(request: ModelRequest) -> Source:
     Raises ModelError for a file that is damaged, unsafe, exported in training mode, or exported on a GPU if this
     machine has none.
     """
-    path, outline = Path(request.name), request.outline
+    path = Path(request.name)
     try:
         check_stored(path)
         check_archive(path)
@@ -37,10 +37,6 @@ def exported_source(request: ModelRequest) -> Source:
                 f"{path}: was exported on cuda, and there is no GPU here; call .cpu() on the network before "
                 "torch.export.export"
             )
-        # outline: a check before loading, for which the shapes are enough; the module stays empty
-        stored = stored_shapes(path) if outline else None
-        if stored is not None:
-            return source_of_file(path, nn.Module(), *stored, read_description(path))
         with no_pickles():
             program = torch.export.load(path)
         if not devices <= {"cpu"}:  # backends expect a network on the CPU

@@ -13,13 +13,9 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.decoders.anchor import AnchorHead
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
-from multi_dnn_ros.decoders.layout import Difference, Layout
 from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
-    has_shapes,
-    input_size,
-    is_decided,
     with_recognized_decoder,
 )
 from multi_dnn_ros.models.dnn import Dnn, Output, Source
@@ -29,7 +25,7 @@ from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.registry import source_name
 from multi_dnn_ros.models.seen_part import view_of
-from multi_dnn_ros.models.sources import load_source, outline_source
+from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -63,51 +59,6 @@ def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
     names the parameter or file, the value and what is allowed.
     """
     return dnn_of(load_source(name, config, onnx=onnx), name, config)
-
-
-def check_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> None:
-    """Check parameters and headers of files without loading weights. Raises ModelError with a line for each problem.
-
-    onnx: see outline_source. Takes about a second and little memory for a DNN of any size. Only :func:`load_dnn` finds
-    damaged values of weights, weights that cannot be downloaded, and errors in outputs whose shapes are unknown before
-    the network runs.
-    """
-    source = outline_source(name, config, onnx=onnx)
-    problems: list[str] = []
-    for part in output_parts(source, name, config).values():
-        try:
-            _check_output(part.source, part.name, part.config)
-        except ModelError as error:
-            problems.extend(line for line in str(error).splitlines() if line not in problems)
-    if problems:
-        raise ModelError("\n".join(problems))
-
-
-def _check_output(source: Source, name: str, config: DnnConfig) -> None:
-    if has_shapes(source):
-        source = with_recognized_decoder(source, name, config, report=False)
-    elif not is_decided(source, config) and input_size(source, config) is not None:
-        return  # the shapes that identify the decoder are known only after a run
-    interface = interface_of(source, name, config)
-    if source.outputs is None or source.detector is not None:
-        return
-    if interface.decoder.recognize is not None and not has_shapes(source):
-        size = (interface.preprocess.width, interface.preprocess.height)
-        found = interface.decoder.recognize(Layout(source.outputs, size, len(interface.labels)))
-        if isinstance(found, Difference):
-            raise ModelError(f"dnn.{name}: {config.model}: decoder {interface.decoder.name}: {found.text}")
-        return
-    shapes = [_with_free_axes(shape) for shape in source.outputs]
-    if all(shape[1:2] != (0,) for shape in source.outputs):  # otherwise the number of classes is unknown
-        spec = interface.decoder
-        decoder = spec.factory(interface.preprocess, interface.labels, keep=config.keep)
-        empty = np.zeros((), np.float32)
-        _check_outputs(decoder, [np.broadcast_to(empty, shape) for shape in shapes], name, config)
-
-
-def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with 1 for each free axis."""
-    return tuple(axis or 1 for axis in shape)
 
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:

@@ -41,14 +41,13 @@ def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
     """As `source.load`, with an OnnxNetwork for the input size of the request.
 
     Without an input size, or with one that the network does not take, the PyTorch module is returned, for which the
-    caller finds the reason. With request.outline nothing is exported. Raises ModelError, also if the network cannot be
-    exported.
+    caller finds the reason. Raises ModelError, also if the network cannot be exported.
     """
     path = _path(source, request)
     network = _Network(source, request, path)
     found = None if path is None else _read(path, network)
-    if found is not None or request.outline:
-        return found or source.load(request)
+    if found is not None:
+        return found
     loaded = source.load(request)
     config, own = request.config, loaded.size or (0, 0)
     size = config.input_width or own[0], config.input_height or own[1]

@@ -38,7 +38,7 @@ def onnx_source(request: ModelRequest) -> Source:
     )
     if prepared.cut:
         _log_cut(path, prepared.outputs)
-    return _source(prepared, network if request.onnx or request.outline else network.to_torch())
+    return _source(prepared, network if request.onnx else network.to_torch())
 
 
 def _read(path: Path, step: Callable[[], T]) -> T:

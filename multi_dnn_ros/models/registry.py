@@ -24,16 +24,14 @@ class ModelRequest:
 
     where: prefix of the fields of `config` in messages, such as "parameter dnn.object.". name: the part of the model's
     name after the prefix, or the path of a readable file. classifiers: whether classifiers, which the node does not
-    run, are allowed. outline: read only the headers of files, for a check before loading. The module of the source may
-    then be on the meta device, or an empty nn.Module if Source.outputs has the shapes; a model source that cannot do
-    this may load the network. onnx: an OnnxNetwork is preferred to a PyTorch module.
+    run, are allowed.
+    onnx: an OnnxNetwork is preferred to a PyTorch module.
     """
 
     where: str
     name: str
     config: DnnConfig
     classifiers: bool = False
-    outline: bool = False
     onnx: bool = False
 
 

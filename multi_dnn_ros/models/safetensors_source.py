@@ -10,7 +10,7 @@ from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, source_of
-from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
+from multi_dnn_ros.models.weights import load_weights, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
@@ -19,7 +19,7 @@ def rebuilt_source(request: ModelRequest) -> Source:
 
     Raises ModelError for a file that is not an artifact, is damaged, or whose model cannot be rebuilt.
     """
-    path, outline = Path(request.name), request.outline
+    path = Path(request.name)
     description = read_description(path)
     if description is None:
         raise ModelError(
@@ -33,7 +33,7 @@ def rebuilt_source(request: ModelRequest) -> Source:
     weights = "random" if origin.takes_weights else "default"  # replaced below by the weights in the file
     config = DnnConfig(role="network", model=description.model, weights=weights, num_classes=description.num_classes)
     name = description.model.partition(":")[2]
-    source = origin.load(ModelRequest(f"{path}: header field ", name, config, classifiers=True, outline=outline))
+    source = origin.load(ModelRequest(f"{path}: header field ", name, config, classifiers=True))
     if source.decoder == "classification" and not request.classifiers:
         raise ModelError(
             f"{request.where}model is '{path}', made from {description.model}, a classifier; allowed: detectors and "
@@ -47,7 +47,7 @@ def rebuilt_source(request: ModelRequest) -> Source:
     if source.description is not None and source.description.plan:
         raise ModelError(f"{path}: header field model is '{description.model}', which is decomposed itself")
     apply_plan(source.module, description.plan, f"{path}: header field plan")
-    (check_weights if outline else load_weights)(source.module, read_state_dict(path, shapes_only=outline), str(path))
+    load_weights(source.module, read_state_dict(path), str(path))
     return replace(
         source,
         module=source.module.eval(),

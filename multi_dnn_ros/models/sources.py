@@ -26,16 +26,6 @@ def load_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
     return _load(f"parameter dnn.{name}.", config, classifiers=False, onnx=onnx)
 
 
-def outline_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
-    """As `load_source`, but reads only the headers of files. Raises ModelError for every error that they show.
-
-    The module holds no values: it is on the meta device, or has no layers if the network is a .pt2 file. onnx: an ONNX
-    form that is kept is preferred. Only `load_source` and `load_dnn` find errors in values and errors that show when
-    the network runs.
-    """
-    return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True, onnx=onnx)
-
-
 def load_network(
     model: str, *, weights: str = "default", num_classes: int = 0, size: tuple[int, int] | None = None
 ) -> Source:
@@ -73,7 +63,7 @@ def weights_file(model: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = False, onnx: bool = False) -> Source:
+def _load(where: str, config: DnnConfig, *, classifiers: bool, onnx: bool = False) -> Source:
     name = source_name(config.model)
     if not name:
         allowed = ", ".join(source.form for source in MODEL_SOURCES.usable())
@@ -89,5 +79,5 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = F
         )
     is_file = name.startswith(".")
     rest = str(existing_file(config.model, f"{where}model")) if is_file else config.model.partition(":")[2]
-    request = ModelRequest(where, rest, config, classifiers, outline, onnx)
+    request = ModelRequest(where, rest, config, classifiers, onnx)
     return onnx_form(source, request) if onnx and not source.is_onnx else source.load(request)

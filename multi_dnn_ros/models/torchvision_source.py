@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import ModelRequest, existing_file
-from multi_dnn_ros.models.weights import check_weights, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.models.weights import load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
 #: Default input of RetinaNet and FCOS, (width, height): their 800 x 1333 rule applied to a 4:3 image.
@@ -39,11 +38,10 @@ class Segmentation(nn.Module):
 def torchvision_source(request: ModelRequest) -> Source:
     """The network of a builder with the weights that the request's parameters name.
 
-    request.outline: the network is on the meta device, and only names and shapes of weights are checked. With weights
-    `random`, it is initialized from seed 0. Raises ModelError.
+    With weights `random`, it is initialized from seed 0. Raises ModelError.
     """
     where, builder, config = request.where, request.name, request.config
-    classifiers, outline = request.classifiers, request.outline
+    classifiers = request.classifiers
     detectors, segmentation = models.list_models(models.detection), models.list_models(models.segmentation)
     known = [*detectors, *segmentation, *(_classifiers() if classifiers else ())]
     if builder not in known:
@@ -65,9 +63,8 @@ def torchvision_source(request: ModelRequest) -> Source:
         options["num_classes"] = config.num_classes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        with torch.device("meta") if outline else contextlib.nullcontext():
-            network = models.get_model(builder, **options).eval()
-    _fill(where, config, network, catalogue, file, outline)
+        network = models.get_model(builder, **options).eval()
+    _fill(where, config, network, catalogue, file)
     trained = catalogue[config.weights] if config.weights in [entry.name for entry in catalogue] else catalogue.DEFAULT
     transforms = trained.transforms()  # how the images were prepared
     labels = tuple(trained.meta["categories"])
@@ -120,15 +117,15 @@ def _weights_file(where: str, config: DnnConfig, catalogue: Any) -> Path | None:
 
 
 def _fill(
-    where: str, config: DnnConfig, network: nn.Module, catalogue: Any, file: Path | None, outline: bool
+    where: str, config: DnnConfig, network: nn.Module, catalogue: Any, file: Path | None
 ) -> None:  # fmt: skip
     def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
         fitting = {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}
-        (check_weights if outline else load_weights)(network, fitting, source)
+        load_weights(network, fitting, source)
 
     if file is not None:
-        fill(read_state_dict(file, shapes_only=outline), str(file))
-    elif config.weights != "random" and not outline:  # torchvision's may not be downloaded yet
+        fill(read_state_dict(file), str(file))
+    elif config.weights != "random":
         try:
             with no_pickles():  # torchvision checks the hash of downloads only, not of cached files
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)

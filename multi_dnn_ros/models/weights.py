@@ -11,7 +11,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -24,20 +23,19 @@ _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _CONVERT = "if you trust it, convert it: safetensors.torch.save_file(model.state_dict(), ...)"
 
 
-def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch.Tensor]:
+def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a .safetensors file, or of a .pth or .pt file read with weights_only.
 
-    shapes_only: read the header only; values of a .pth file of an old PyTorch are read and discarded. Raises
+    Raises
     ModelError, which names the file.
     """
     try:
         if path.suffix == ".safetensors":
-            return _header(path) if shapes_only else load_file(path)
+            return load_file(path)
         check_stored(path)
         with warnings.catch_warnings():  # about content that is then rejected
             warnings.simplefilter("ignore")
-            lazily = shapes_only and zipfile.is_zipfile(path)
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise ModelError(
             f"{path}: not a plain file of weights, or damaged. A pickle of anything but tensors can run code when "
@@ -95,15 +93,10 @@ def no_pickles() -> Iterator[None]:
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Load `weights` into `network`. Raises ModelError as :func:`check_weights`."""
-    check_weights(network, weights, source)
-    network.load_state_dict(weights, strict=False)
+    """Load `weights` into `network`.
 
-
-def check_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Raise ModelError, which names the first tensors that are missing, unknown or of another shape.
-
-    Counters of batch norms may be missing: they are not used after training.
+    Raises ModelError, which names the first tensors that are missing, unknown or of another shape. Counters of batch
+    norms may be missing: they are not used after training.
     """
     own = network.state_dict()
     problems = [
@@ -120,8 +113,4 @@ def check_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], sourc
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ModelError(f"{source} does not fit {type(network).__name__}: {'; '.join(problems[:_SHOWN])}{more}")
-
-
-def _header(path: Path) -> dict[str, torch.Tensor]:
-    with safe_open(path, "pt") as file:
-        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
+    network.load_state_dict(weights, strict=False)

@@ -23,11 +23,9 @@ from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
-from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, takes_onnx, timing_target
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
 from multi_dnn_ros.pipeline.devices import device_of, devices_in_use, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images, on_cpu
 from multi_dnn_ros.pipeline.pipeline import Pipeline, batch_error, plain_task
@@ -53,10 +51,9 @@ _BATCH_TOLERANCE = 8e-2
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
     """Build the pipeline of `config`. progress: called with one line per step.
 
-    Sets the number of CPU threads of an operation for the whole process. There are three steps: check the parameters
-    and the headers of the model files; load all DNNs; prepare them, which takes the most time. An error in the first
-    step is a ConfigError, one in the second a ModelError; each lists all problems of its step. The third step raises
-    ConfigError.
+    Sets the number of CPU threads of an operation for the whole process. There are two steps: check the
+    parameters and load all DNNs; prepare them, which takes the most time. Each raises ConfigError; that of the first
+    step lists all problems.
     """
     findings = check_settings(config)
     if findings.problems:
@@ -67,7 +64,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     device = device_of(unit)
     workers, threads = workers_and_threads(config, unit)
     set_threads(threads)
-    dnns = _load_all(config, device)
+    dnns = findings.dnns
     tasks: list[DnnTask] = []
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
     single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
@@ -187,20 +184,6 @@ def _calibration(dnn: Dnn, settings: DnnConfig) -> list[Tensors]:
     except CalibrationError as error:
         where = f"parameter dnn.{dnn.name}.calibration_images is '{settings.calibration_images}'"
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _load_all(config: NodeConfig, device: torch.device) -> dict[str, Dnn]:
-    """All DNNs with their weights, on the CPU. Raises one ModelError with the problems of all of them."""
-    dnns: dict[str, Dnn] = {}
-    problems: list[str] = []
-    for name, settings in config.dnns.items():
-        try:
-            dnns[name] = load_dnn(name, settings, onnx=takes_onnx(settings, device, name))
-        except ModelError as error:
-            problems.append(str(error))
-    if problems:
-        raise ModelError("\n".join(problems))
-    return dnns
 
 
 def make_task(

@@ -19,9 +19,9 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import is_builtin
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
-from multi_dnn_ros.models.sources import outline_source
+from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files, named_images
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -60,7 +60,7 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
         yield f"parameter dnn.{name}.check_images is '{settings.check_images}': {error}"
     if settings.check_against:
         try:
-            check_dnn(name, _of_original(settings, settings.check_against))
+            load_dnn(name, _of_original(settings, settings.check_against), onnx=True)
         except ModelError as error:
             yield from (f"parameter dnn.{name}.check_against: {line}" for line in str(error).splitlines())
 
@@ -186,7 +186,7 @@ def _of_original(settings: DnnConfig, model: str) -> DnnConfig:
 
 def _known_original(name: str, settings: DnnConfig) -> str:
     """The built-in network from which the model was decomposed; empty if there is none."""
-    description = outline_source(name, settings).description
+    description = load_source(name, settings).description
     known = description is not None and bool(description.plan) and is_builtin(description.model)
     return description.model if known and description is not None else ""
 

@@ -1,4 +1,4 @@
-"""Finds all problems of a configuration on this machine at once, before the first DNN is loaded.
+"""Finds all problems of a configuration on this machine at once, and loads its DNNs.
 
 Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN should be reported before that. The
 schema checks single values (:mod:`multi_dnn_ros.settings.parameter_fields`); this module checks files, names and
@@ -8,7 +8,7 @@ combinations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.decoders.registry import DECODERS
+from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn
+from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend, takes_onnx
@@ -53,22 +54,24 @@ class Findings:
     are slow, or prevent a check.
 
     units: the device of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
-    set.
+    set. dnns: those that could be loaded.
     """
 
     problems: tuple[str, ...]
     units: Mapping[str, Unit]
     predictor: Predictor | None
     warnings: tuple[str, ...] = ()
+    dnns: dict[str, Dnn] = field(default_factory=dict)
 
 
-def check_settings(config: NodeConfig) -> Findings:
-    """Check everything that can be checked without loading a DNN; takes a second or two per DNN and little memory."""
+def check_settings(config: NodeConfig, *, load: bool = True) -> Findings:
+    """Find the problems of all parameters and, with `load`, load the DNNs on the CPU, before one is prepared."""
     import_registries()
     problems: list[str] = []
     warnings: list[str] = [*_rate_warnings(config)]
     predictor = None
     units: Mapping[str, Unit] = {}
+    dnns: dict[str, Dnn] = {}
     try:
         units = dnn_units(config)
     except ConfigError as error:
@@ -94,10 +97,11 @@ def check_settings(config: NodeConfig) -> Findings:
         warnings.extend(_provider_warnings(name, settings, dnn_devices))
         problems.extend(image_check_problems(name, settings))
         try:
-            check_dnn(name, settings, onnx=_runs_onnx(name, settings, dnn_devices))
+            if load:
+                dnns[name] = load_dnn(name, settings, onnx=_runs_onnx(name, settings, dnn_devices))
         except ModelError as error:
             problems.extend(str(error).splitlines())
-    return Findings(tuple(problems), units, predictor, tuple(warnings))
+    return Findings(tuple(problems), units, predictor, tuple(warnings), dnns)
 
 
 def _read_predictor(path: Path) -> Predictor:

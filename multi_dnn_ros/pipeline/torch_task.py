@@ -51,17 +51,13 @@ def make_torch_task(
     backend: Backend,
     device: torch.device,
     plan: JobPlan | None = None,
-    traced: torch.fx.GraphModule | None = None,
 ) -> DnnTask:
     """Cut one DNN into jobs and prepare them, for all batch sizes that its parameters and cameras allow.
 
-    plan: how to cut the DNN; None: into `settings.jobs` jobs by estimated costs. traced: its graph with batch norms
-    folded, for one image, which is not changed; None: trace it. Raises ConfigError.
+    plan: how to cut the DNN; None: into `settings.jobs` jobs by estimated costs. Raises ConfigError.
     """
     plan, device = plan or JobPlan(settings.jobs), as_torch(device)
-    if traced is None:
-        traced = _traced(dnn, settings)
-    stages = cut_graph(traced, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
+    stages = cut_graph(_traced(dnn, settings), plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
         chains[size] = _cut_for_batch(dnn, settings, size, len(stages))

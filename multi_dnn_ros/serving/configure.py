@@ -65,7 +65,7 @@ def find_devices(config: NodeConfig, build: Build) -> dict[str, str]:
     from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units
     from multi_dnn_ros.pipeline.settings_check import check_settings
 
-    if build is default_build.build and (problems := check_settings(config).problems):
+    if build is default_build.build and (problems := check_settings(config, load=False).problems):
         raise ConfigError("\n".join(problems))
     units = dnn_units(config)
     for warning in sharing_warnings(devices_in_use(units), cpu_count()):

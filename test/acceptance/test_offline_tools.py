@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 from bag_files import BLOCKS, read_results
-from command import blocks_file, multi_dnn, run_commands, values_of
+from command import blocks_file, multi_dnn, run_commands, values_of, write_parameters
 from harness import ALL, LIMIT_S, Client, installed, pixels_of
 from networks import LABELS, block_boxes, block_image, write_onnx, write_pt2
 from sensor_msgs.msg import CompressedImage, Image
@@ -116,7 +116,8 @@ def test_retrain_learns(folder: Path, tmp_path: Path) -> None:
 
 
 def test_build_fills_the_caches(folder: Path, own_cache: Path, tmp_path: Path) -> None:
-    file = blocks_file(tmp_path)
+    dnn = {"role": "object", "model": str(write_pt2(tmp_path / "network.pt2")), "labels": LABELS}
+    file = write_parameters(tmp_path / "robot.yaml", {"object": dnn})
     summary = tmp_path / "summary.json"
     done = multi_dnn("build", file, "--output", summary)
     assert done.returncode == 0, done.stderr

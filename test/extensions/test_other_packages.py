@@ -149,14 +149,14 @@ print("torch" in sys.modules)
 _SERVED = """
 import torch
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.build import make_task
 from multi_dnn_ros.pipeline.extension_tables import markdown
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
 for settings in {"model": "sofa"}, {"model": "company:sofa"}:
     try:
-        check_dnn("x", DnnConfig(role="traffic_cone", **settings))
+        load_dnn("x", DnnConfig(role="traffic_cone", **settings))
     except ModelError as error:
         print(error)
 cpu = torch.device("cpu")

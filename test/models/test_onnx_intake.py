@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
-from multi_dnn_ros.models.sources import load_network, load_source, outline_source
+from multi_dnn_ros.models.sources import load_network, load_source
 from multi_dnn_ros.settings.schema import DnnConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,8 +241,8 @@ def test_external_data_is_read_from_the_models_folder(tmp_path: Path) -> None:
     onnx.save(proto, path, save_as_external_data=True, location="net.bin", size_threshold=100)
     assert (tmp_path / "net.bin").is_file()
     assert_same(path)
-    outline = outline_source("x", DnnConfig(role="object", model=str(path)))
-    assert outline.outputs == ((1, 6, 20),)
+    source = load_source("x", DnnConfig(role="object", model=str(path)), onnx=True)
+    assert source.outputs == ((1, 6, 20),)
 
 
 def test_a_branch_that_the_size_decides_is_taken(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_the_metadata_tells_the_layouts_of_rt_detr_from_others(
 )
 def test_wrong_metadata_is_named(properties: dict[str, str], words: str, tmp_path: Path) -> None:
     file = ultralytics(tmp_path / "u.onnx", **properties)
-    for step in (served, check_dnn):
+    for step in (served,):
         with pytest.raises(ModelError, match=rf"u\.onnx: .*{words}"):
             step("x", DnnConfig(role="object", model=str(file), decoder="yolo"))
 
@@ -467,7 +467,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_a_refusal_is_one_line_with_file_and_operator(name: str, tmp_path: Path) -> None:
     make, words = REFUSED[name]
     file = written(tmp_path / f"{name}.onnx", make())
-    for step in (served, check_dnn):
+    for step in (served,):
         with pytest.raises(ModelError, match=rf"{name}\.onnx: .*{words}") as caught:
             step("x", DnnConfig(role="object", model=str(file), decoder="yolo", labels=["a"]))
         assert "\n" not in str(caught.value)

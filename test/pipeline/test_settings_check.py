@@ -17,17 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save
 from torch import nn
 
-from multi_dnn_ros.models import sources
-from multi_dnn_ros.models.artifact import Description, save_artifact
-from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.sources import load_network, load_source, outline_source
+from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.settings.flat_parameters import read_parameters, to_config
-from multi_dnn_ros.settings.schema import DnnConfig
 
 SSD = "ssdlite320_mobilenet_v3_large"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -249,18 +244,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 }
 
 
+def _refuse(*arguments: object, **options: object) -> NoReturn:
+    raise ModelError("preparing begins")
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_reported_without_loading(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_reported_before_a_dnn_is_prepared(
+    tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, words = MISTAKES[mistake]
     values = settings(tmp_path)
-
-    def load(*arguments: object) -> None:
-        raise AssertionError("a DNN was loaded")
-
-    monkeypatch.setattr(torch.export, "load", load)
-    monkeypatch.setattr("multi_dnn_ros.models.weights.load_file", load)
-    monkeypatch.setattr("onnx2torch.convert", load)
-    monkeypatch.setattr("multi_dnn_ros.pipeline.build.load_dnn", load)
+    monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", _refuse)
     (problem,) = problems({}, **values)
     assert words.format(at=tmp_path) in problem
     flat = {"device": "cpu", "dnns": ["x"], "dnn.x.role": "object"}
@@ -315,50 +309,6 @@ def test_loading_errors_of_all_dnns_are_reported_before_one_is_prepared(
         build(to_config(flat))
 
 
-@pytest.fixture(scope="module")
-def decomposed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("decomposed")
-    source = load_network(f"torchvision:{SSD}", weights="random", num_classes=3)
-    plan = {"backbone.features.0.0.0": TuckerPlan(in_rank=None, out_rank=8)}
-    apply_plan(source.module, plan, "the test")
-    description = Description(
-        model=f"torchvision:{SSD}", num_classes=3, input_size=(320, 320), labels=("none", "a", "b"), plan=plan
-    )
-    save_artifact(folder / "small.safetensors", source.module, description)
-    return str(folder / "small.safetensors")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"model": f"builtin:{name}"} for name in ("lane", "object", "pedestrian_small")),
-        {"model": f"torchvision:{SSD}", "weights": "random"},
-        {"model": "torchvision:lraspp_mobilenet_v3_large", "weights": "random", "num_classes": 2},
-        lambda at: {"model": f"torchvision:{SSD}", "weights": weights(at), "num_classes": 3},
-        "decomposed",
-        lambda at: {"model": exported(at)},
-        lambda at: {"model": head(at)},
-        lambda at: {"model": head(at, size=("h", "w"))},
-    ],
-)
-def test_the_outline_describes_the_loaded_network(
-    settings: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    values = settings(tmp_path) if callable(settings) else settings
-    if values == "decomposed":
-        values = {"model": request.getfixturevalue("decomposed")}
-    config = DnnConfig(role="object", **values)
-    outline, whole = outline_source("x", config), load_source("x", config)
-    for name in ("size", "decoder", "labels", "preprocess", "fixed_size", "description", "classes"):
-        assert getattr(outline, name) == getattr(whole, name), name
-    assert (outline.detector is None) == (whole.detector is None)
-    if isinstance(outline.module, torch.nn.Module):
-        assert all(tensor.is_meta for tensor in outline.module.state_dict().values())
-    if outline.outputs is not None and 0 not in outline.outputs[0]:
-        width, height = whole.size
-        assert tuple(whole.module(torch.zeros(1, 3, height, width)).shape) == outline.outputs[0]
-
-
 def test_a_file_of_names_may_begin_with_a_byte_order_mark_and_end_with_blank_lines(tmp_path: Path) -> None:
     names = written(tmp_path, "names.txt", "\ufeffcar\r\n truck\r\n\r\n")
     assert problems({}, model="builtin:object", labels=[names], keep=["car", "truck"]) == []
@@ -372,16 +322,11 @@ def test_a_valid_configuration_has_no_problems(tmp_path: Path) -> None:
     )
     assert problems({}, model=head(tmp_path, 7, ("h", "w")), decoder="grid", labels=["a", "b"], input_width=64,
                     input_height=32) == []  # fmt: skip
-    assert problems({}, model=f"torchvision:{SSD}", weights="COCO_V1", keep=["car"]) == []
     name = LRASPP["model"].partition(":")[2]
     state = torchvision.models.get_model(name, weights=None, weights_backbone=None).state_dict()
     for name, old in (("new.pth", False), ("old.pth", True)):
         torch.save({"state_dict": state}, tmp_path / name, _use_new_zipfile_serialization=not old)
         assert problems({}, **LRASPP, weights=str(tmp_path / name)) == []
-
-
-def _refuse(name: str, settings: DnnConfig, **options: Any) -> NoReturn:
-    raise ModelError("loading begins")
 
 
 def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,8 +338,8 @@ def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, mo
         "camera.front.rate_hz",
         "dnn.object.max_batch",
     ]
-    monkeypatch.setattr("multi_dnn_ros.pipeline.build.load_dnn", _refuse)
-    with caplog.at_level("WARNING"), pytest.raises(ModelError, match="loading begins"):
+    monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", _refuse)
+    with caplog.at_level("WARNING"), pytest.raises(ModelError, match="preparing begins"):
         build(to_config({"device": "cpu", "dnns": ["object"], "dnn.object.batch_delay_ms": 2.0}))
     assert "parameter dnn.object.batch_delay_ms is 2, but max_batch is 1" in caplog.text
     assert check_settings(to_config({"device": "cpu", "camera.front.rate_hz": 5.0})).warnings == ()
@@ -449,11 +394,3 @@ def test_truncated_external_data_is_reported(tmp_path: Path) -> None:
 def test_offline_verbs_reject_another_class_count_too() -> None:
     with pytest.raises(ModelError, match="num_classes is 7, but builtin:object has 2 classes"):
         load_network("builtin:object", num_classes=7)
-
-
-def test_files_that_pass_the_check_can_be_loaded(decomposed: str) -> None:
-    """Files without a reported problem can be loaded."""
-    config = to_config({"dnns": ["x"], "dnn.x.role": "object", "dnn.x.model": decomposed})
-    assert check_settings(config).problems == ()
-    assert load_dnn("x", config.dnns["x"]).labels == ("none", "a", "b")
-    assert sources.weights_file(config.dnns["x"].model) is not None

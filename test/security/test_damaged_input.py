@@ -21,7 +21,7 @@ from tiny_exports import TinyYolo, export
 
 from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError, parameter_fields
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -174,7 +174,7 @@ def test_any_onnx_file(
     config = DnnConfig(
         role="object", model=str(file), decoder="yolo", labels=["thing", "other"], input_width=96, input_height=64
     )
-    for step in (check_dnn, load_dnn):
+    for step in (load_dnn,):
         message = message_of(ModelError, step, "x", config)
         assert all(file.name in line or "dnn.x" in line for line in message.splitlines())
         assert len(message) < 1500
