@@ -15,8 +15,7 @@ from multi_dnn_ros.decoders.lane_map import DrivableDecoder, LaneDecoder, TwinLi
 from multi_dnn_ros.decoders.layout import Layout
 from multi_dnn_ros.decoders.recognition import recognize
 from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
-from multi_dnn_ros.decoders.yolo import YoloMasksDecoder
-from multi_dnn_ros.decoders.yolo_instances import YoloInstancesDecoder
+from multi_dnn_ros.decoders.yolo import YoloInstancesDecoder, YoloMasksDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kinds import place_instances, place_mask
 from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError

@@ -176,15 +176,6 @@ def test_every_encoding_is_written_to_the_allocated_memory(encoding, padding):
     np.testing.assert_array_equal(image, decode_image(frame, SETTINGS))
 
 
-@pytest.mark.parametrize("extension", [".png", ".jpg"])
-def test_files_are_decoded_to_the_allocated_memory(extension):
-    frame, allocator = compressed(extension, picture()), Allocator()
-    image = decode_compressed(frame, SETTINGS, allocator)
-    (memory,) = allocator.given
-    assert np.shares_memory(image, memory)
-    np.testing.assert_array_equal(image, decode_compressed(frame, SETTINGS))
-
-
 def test_memory_is_allocated_only_after_all_checks():
     allocator = Allocator()
     frame = message("rgb8", 3, 4, 12, range(35))
@@ -263,11 +254,6 @@ def test_the_bits_of_a_camera_fill_the_range(bits, big_endian, encoding):
         np.testing.assert_array_equal(image, np.floor(value * 255 / (2**bits - 1) + 0.5))
 
 
-def test_values_above_the_bits_of_a_camera_are_white():
-    values = np.array([[4095, 4096, 65535]], np.uint16)
-    assert decode_image(wide_message("mono16", values), ImageSettings("front", 100, bits=12)).min() == 255
-
-
 @pytest.mark.parametrize(("largest", "bits", "warns"), [(4095, 16, True), (1023, 12, True), (65535, 16, False),
                                                         (4095, 12, False), (20_000, 16, False)])  # fmt: skip
 def test_a_range_that_is_hardly_used_is_named_once(largest, bits, warns):
@@ -303,15 +289,6 @@ def test_png_is_exact_and_jpeg_close():
     np.testing.assert_array_equal(decode_compressed(compressed(".png", image), SETTINGS), image)
     decoded = decode_compressed(compressed(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, 95), SETTINGS)
     assert np.abs(decoded.astype(int) - image).mean() < 4
-
-
-def test_grey_and_progressive_files_decode():
-    grey = picture()[..., 0]
-    for options in ((), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)):
-        data = cv2.imencode(".jpg", grey, list(options))[1]
-        image = decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", data.tobytes())), SETTINGS)
-        assert image.shape == (48, 64, 3)
-        np.testing.assert_array_equal(image[..., 0], image[..., 2])
 
 
 def test_orientation_tags_do_not_rotate_the_image():
@@ -352,12 +329,6 @@ def test_a_bayer_image_that_was_converted_before_it_was_compressed_stays_as_it_i
     np.testing.assert_array_equal(decode_compressed(frame, SETTINGS), picture())
 
 
-def test_a_mosaic_that_is_too_small_is_refused():
-    data = cv2.imencode(".png", np.zeros((2, 2), np.uint8))[1].tobytes()
-    with pytest.raises(FrameError, match="width is 2"):
-        decode_compressed(SimpleNamespace(format="bayer_rggb8; png compressed ", data=array.array("B", data)), SETTINGS)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_16_bit_pngs_are_converted_as_raw_images(channels):
     values = np.random.default_rng(3).integers(0, 4096, (6, 8, channels), np.uint16)
@@ -374,13 +345,12 @@ def test_a_file_truncated_anywhere_is_rejected(extension):
     for length in [0, 1, 2, 3, 8, 20, 40, *range(60, len(whole.data) - 1, 97), len(whole.data) - 1]:
         with pytest.raises(FrameError, match="data"):
             decode_compressed(SimpleNamespace(format="", data=whole.data[:length]), SETTINGS)
-
-
-def test_a_changed_byte_in_a_png_is_detected():
-    whole = compressed(".png", picture())
-    whole.data[len(whole.data) // 2] ^= 0x10
-    with pytest.raises(FrameError, match="checksum"):
-        decode_compressed(whole, SETTINGS)
+    if extension == ".png":
+        whole.data[len(whole.data) // 2] ^= 0x10
+        with pytest.raises(FrameError, match="checksum"):
+            decode_compressed(whole, SETTINGS)
+    with pytest.raises(FrameError, match=r"47 49 46.*JPEG or PNG"):
+        decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), SETTINGS)
 
 
 def test_size_is_checked_before_anything_is_decoded():
@@ -466,11 +436,6 @@ def test_jpeg_files_that_are_not_ycbcr_are_decoded_on_the_cpu():
         named[data.index(b"\xff\xc0") + 10 + 3 * number] = name
     assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", named)), SETTINGS) is None
     assert jpeg_for_device(compressed(".png", picture()), SETTINGS) is None
-
-
-def test_another_file_format_is_named():
-    with pytest.raises(FrameError, match=r"47 49 46.*JPEG or PNG"):
-        decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), SETTINGS)
 
 
 @given(
