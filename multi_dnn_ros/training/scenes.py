@@ -94,7 +94,7 @@ class World:
         path = RoadPath(_GRID, curvature, self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds))
         canvas = Canvas.blank(camera, self._light)
         turned = float(self._waves[:, 0] @ (1 - np.cos(2 * np.pi * travelled / self._waves[:, 1])) * 12.0)
-        draw_backdrop(canvas, self._backdrop, camera.yaw + turned, seconds)
+        draw_backdrop(canvas, self._backdrop, camera.yaw + turned)
         draw_ground(canvas, path, self._section, travelled)
         draw_markings(canvas, path, self._section, travelled)
         drawn = self._draw_actors(canvas, path, seconds)

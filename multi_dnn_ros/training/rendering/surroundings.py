@@ -143,10 +143,9 @@ def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Lig
         (np.clip(green * (1 - haze) + low * haze, 0, 255), tall, rough, int(rng.integers(1 << 30)))
         for haze, tall, rough in outlines
     )
-    few, many = rng.uniform((0.0, 0.55), (0.5, 0.9))
-    cover = float({"clear": few, "cloudy": many}.get(weather, 0.8))
-    cloud = np.clip(overcast * (1.22 - 0.3 * dull), 0, 255)
-    return light, Backdrop(zenith, low, cloud, cover, ridges, wind=float(rng.uniform(0.0, 0.004)))
+    few, many, most = rng.uniform((0.0, 0.55, 0.75), (0.5, 0.9, 0.85))
+    cover = float({"clear": few, "cloudy": many}.get(weather, most))
+    return light, Backdrop(zenith, low, np.clip(overcast * (1.22 - 0.3 * dull), 0, 255), cover, ridges)
 
 
 def sensor(rng: np.random.Generator, conditions: Conditions, width: int) -> Sensor:
