@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 #: Maximum utilization. The rest is a margin for uneven arrivals and other processes.
 LIMIT = 0.95
 #: A smaller free share of the device counts as none.
 _NEGLIGIBLE = 0.01
-
-#: Hertz by DNN and camera.
-Rates = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
