@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 #: Maximum utilization. The rest is a margin for uneven arrivals and other processes.
 LIMIT = 0.95
