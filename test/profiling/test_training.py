@@ -121,6 +121,7 @@ def test_a_process_that_fails_ends_all_with_one_line(how: str, message: str) -> 
 
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("multi_dnn_ros.backends.host.has_gpu_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert main(["profile", "training", "builtin:lane", "--processes", "2", "--device", "cuda"]) == 2
