@@ -87,10 +87,7 @@ class Registry(Generic[T]):
         return spec
 
     def usable(self, *, own: bool = True) -> list[T]:
-        """Every specification that can be used, imported now. Logs one warning for each of the others.
-
-        own: False: only those of other packages.
-        """
+        """Every specification that can be used, imported now; a warning for each other. own: with this package's."""
         found = []
         for name in self.names():
             if not own and not distribution(self._group, name):
@@ -110,11 +107,10 @@ def _points(group: str) -> Mapping[str, EntryPoint]:
     own = configparser.ConfigParser(delimiters="=", interpolation=None)
     own.read(Path(__file__).parents[1] / "extensions.ini", encoding="utf-8")
     found = {name: EntryPoint(name, value, group) for name, value in own[group].items()}
-    others = [(point.name, _provider(point), point) for point in entry_points(group=group)]
-    for name, provider, point in sorted(others, key=lambda entry: entry[:2]):
-        if (taken := found.setdefault(name, point)) is not point:
-            by = _provider(taken) or "multi_dnn_ros"
-            log.warning("%s '%s' of %s is not used: %s has one of this name", _NOUNS[group], name, provider, by)
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, _provider(point))):
+        if (taken := found.setdefault(point.name, point)) is not point:
+            what, by = f"{_NOUNS[group]} '{point.name}' of {_provider(point)}", _provider(taken) or "multi_dnn_ros"
+            log.warning("%s is not used: %s has one of this name", what, by)
     return found
 
 

@@ -58,10 +58,7 @@ def describe_exit(code: int | None) -> str:
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a closed terminal, raise KeyboardInterrupt in the block; SIGHUP not under ``nohup``.
-
-    For the main thread.
-    """
+    """SIGTERM, and SIGHUP of a closed terminal (not under ``nohup``), raise KeyboardInterrupt in the main thread."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in before:
         if number != signal.SIGHUP or before[number] != signal.SIG_IGN:

@@ -246,14 +246,3 @@ def test_boxes_with_equal_scores_stay_in_order(seed: int, count: int) -> None:
     scores = rng.integers(1, 4, count).astype(np.float32) / 4
     kept = suppress(boxes, scores, rng.integers(0, 3, count), 0.5)
     np.testing.assert_array_equal(kept, np.argsort(-scores, kind="stable"))
-
-
-@pytest.mark.parametrize("size", [(90, 160), (720, 1280), (721, 1283)])
-def test_a_lane_mask_has_the_images_size_and_is_computed_on_demand(size: tuple[int, int]) -> None:
-    logits = torch.full((1, 1, 90, 160), -9.0)
-    logits[:, :, :, 40:44] = 9.0
-    lanes = LaneDecoder(Preprocess(160, 90), ["lane"])((logits,), size)
-    assert lanes.numbers.shape == (90, 160)  # sent from the engine process
-    expected = cv2.resize(lanes.numbers, size[::-1], interpolation=cv2.INTER_NEAREST)
-    np.testing.assert_array_equal(lanes.mask, expected)
-    assert lanes.mask.max() == 1

@@ -1,4 +1,4 @@
-"""Identities of boxes: the assignment, the motion and the tracker."""
+"""Identities of boxes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
-from scipy.optimize import linear_sum_assignment
 
-from multi_dnn_ros.vision.byte_track import MAX_BOXES, ByteTracker, Motion, TrackerSettings, assign, overlaps
+from multi_dnn_ros.vision.byte_track import MAX_BOXES, ByteTracker, TrackerSettings
 from multi_dnn_ros.vision.results import Detections
 
 MS = 1_000_000
@@ -38,49 +36,6 @@ def tracker(**changes: object) -> ByteTracker:
 
 def car(x: float, score: float = 0.9, class_id: int = 0) -> tuple[float, ...]:
     return x, 100, x + 50, 140, score, class_id
-
-
-@settings(max_examples=300)
-@given(
-    arrays.arrays(
-        np.float64,
-        st.tuples(st.integers(0, 9), st.integers(0, 9)),
-        elements=st.one_of(st.floats(-1, 1), st.sampled_from([-1.0, 0.0, 0.5, 1.0])),
-    )
-)
-def test_the_assignment_is_exact(weights: np.ndarray) -> None:
-    rows, columns = assign(weights)
-    assert sorted(set(rows.tolist())) == rows.tolist()
-    assert len(set(columns.tolist())) == len(columns)
-    assert (weights[rows, columns] > 0).all()
-    positive = np.maximum(weights, 0.0)
-    best = positive[linear_sum_assignment(positive, maximize=True)].sum()
-    assert weights[rows, columns].sum() == pytest.approx(best)
-
-
-def test_a_large_dense_assignment_is_exact() -> None:
-    weights = np.random.default_rng(1).random((40, 60))
-    best = weights[linear_sum_assignment(weights, maximize=True)].sum()
-    assert weights[assign(weights)].sum() == pytest.approx(best)
-
-
-def test_the_prediction_depends_on_time_and_not_on_the_number_of_steps() -> None:
-    one, many = (Motion.of(np.array([[0.0, 0, 20, 10], [5, 5, 9, 9]])) for _ in range(2))
-    for motion in (one, many):
-        for step in range(1, 4):
-            motion.predict(0.1)
-            motion.update(np.arange(2), np.array([[0.0, 0, 20, 10], [5, 5, 9, 9]]) + 8.0 * step)
-    one.predict(0.5)
-    for _ in range(10):
-        many.predict(0.05)
-    np.testing.assert_allclose(one.mean, many.mean)
-    assert (one.mean[:, 0] > np.array([10.0, 7.0]) + 24.0).all()  # they keep moving
-
-
-def test_overlaps() -> None:
-    boxes = np.array([[0.0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 5, 5]])
-    np.testing.assert_allclose(overlaps(boxes, boxes), [[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]])
-    assert overlaps(boxes, boxes[:0]).shape == (3, 0)
 
 
 def test_an_object_keeps_its_identity_while_it_moves() -> None:
