@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-long test-gpu test-kilted lint install install-kilted clean
 
-demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
+demo: $(INSTALLED)-demo ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
 test: test-gpu ## all but the long ones; the aim is five minutes on two cores, `--durations` shows what takes long
@@ -53,8 +53,8 @@ install: $(INSTALLED)-test ## all extras, and what the tests need
 
 install-kilted: $(KILTED)/.installed ## ROS 2 Kilted beside $(VENV)
 
-$(INSTALLED)-offline $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt tools/ros_environment.py
-	sh tools/check_machine.sh "$(PYTHON)" $(ROS)
+$(INSTALLED)-demo $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt tools/ros_environment.py
+	sh tools/check_machine.sh "$(PYTHON)" $(if $(filter demo,$*),2,8) $(ROS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[$*$(ROS:%=,%)]"
 	$(if $(ROS),$(BIN)/python tools/ros_environment.py)

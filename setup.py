@@ -54,7 +54,9 @@ setup(
         ],
         # GPUs, and on a CPU models that are neither .onnx files nor built-in.
         "torch": ["torch>=2.8", "torchvision>=0.23"],
-        # For decompose, retrain, evaluate, profile and demo; their reports contain plots.
+        # Scores of the demo.
+        "demo": ["pycocotools>=2.0.7"],
+        # For decompose, retrain, evaluate and profile; their reports contain plots.
         "offline": [
             "multi_dnn_ros[plots,torch]",
             "pycocotools>=2.0.7",

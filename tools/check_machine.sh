@@ -1,9 +1,9 @@
 #!/bin/sh
 # Called by the Makefile before it installs: says in one sentence what is missing, instead of failing minutes later.
-# check_machine.sh PYTHON [ros]   ros: ROS 2 will be installed from PyPI
+# check_machine.sh PYTHON GB [ros]   GB: free space that is needed. ros: ROS 2 will be installed from PyPI
 set -u
 python=$1
-need_gb=8
+need_gb=$2
 
 fail() {
     echo "$*" >&2
@@ -21,7 +21,7 @@ esac
     fail "'$python' cannot make virtual environments, as its module ensurepip or venv is missing;" \
         "on Debian and Ubuntu: sudo apt install python$version-venv"
 
-if [ "${2-}" = ros ]; then
+if [ "${3-}" = ros ]; then
     [ "$(uname -m)" = x86_64 ] ||
         fail "no ROS 2 is sourced, and PyPI has one for x86-64 only: source yours, such as /opt/ros/jazzy/setup.bash"
     { command -v gcc && command -v g++ &&
@@ -36,7 +36,7 @@ case $free_kb in
     '' | *[!0-9]*) ;; # df does not print a number here
     *)
         [ "$free_kb" -ge $((need_gb * 1000 * 1000)) ] ||
-            fail "only $((free_kb / 1000)) MB are free on this disk; installing PyTorch and the other packages" \
-                "takes $need_gb GB: free some space, or clone to another disk"
+            fail "only $((free_kb / 1000)) MB are free on this disk; what will be installed takes $need_gb GB:" \
+                "free some space, or clone to another disk"
         ;;
 esac

@@ -50,14 +50,6 @@ def test_an_impossible_share_is_an_error_that_names_the_dnn(monkeypatch: pytest.
     monkeypatch.setattr(sm_division, "available", lambda: False)
     assert "no CUDA green contexts" in green_contexts.sms_problem(GPU, 16)
 
-    def refuse(device: torch.device, sms: int) -> None:
-        raise RuntimeError("not enough groups")
-
-    monkeypatch.setattr(green_contexts, "sms_problem", lambda device, sms: "")
-    monkeypatch.setattr(green_contexts, "make_stream", refuse)
-    with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA reports: .*not enough groups"):
-        build(config)
-
 
 def test_green_contexts_need_the_driver_and_not_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
