@@ -17,6 +17,7 @@ GPU = ("GPU allocated (bytes)", "GPU reserved (bytes)")
 #: Keys of other configurations: a GPU, engine processes, DNNs that do not fit, a time that cannot be predicted.
 OPTIONAL = {
     *GPU,
+    *("torch", "CUDA"),
     *(f"engine processes {key}" for key in ("resident memory (bytes)", *GPU)),
     *("<dnn> at most (Hz)", "advice <n>", "not predicted <n>"),
 }
