@@ -9,7 +9,6 @@ from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.dnn import Source
-from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.own_sources import BUILTIN
 from multi_dnn_ros.models.registry import ModelRequest
 from multi_dnn_ros.models.safetensors_source import rebuilt_source
@@ -17,12 +16,10 @@ from multi_dnn_ros.models.weights import load_weights, read_state_dict
 
 
 def builtin_source(request: ModelRequest) -> Source:
-    """A built-in network. Raises ModelError for an unknown name."""
+    """One of the built-in networks. Raises ModelError."""
     from safetensors import safe_open
 
     model = request.name
-    if model not in SCORE_THRESHOLDS:
-        raise ModelError(f"{request.where}model is 'builtin:{model}'; allowed: {BUILTIN.form}")
     assert BUILTIN.file is not None
     path = BUILTIN.file(model)
     if read_description(path) is not None:

@@ -34,6 +34,7 @@ def source_of_file(
     return Source(
         module, size, decoder, labels, preprocess, fixed_size=size is not None, description=description,
         classes=len(labels), outputs=None if outputs is None else tuple(outputs),
+        original=description.model if description is not None and description.plan else "",
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 #: Key of the metadata in the file that holds the fields of the Source, as JSON. Another format has another key.
 _KEY = "multi_dnn_ros network 1"
-_FIELDS = ("size", "decoder", "labels", "preprocess", "fixed_size", "classes", "score_threshold")
+_FIELDS = ("size", "decoder", "labels", "preprocess", "fixed_size", "classes", "score_threshold", "original")
 
 
 def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
@@ -65,7 +65,9 @@ def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
             f"{request.where}model is '{config.model}', which cannot be exported to ONNX, as which a CPU runs it: "
             f"{error}; backend 'eager' runs it by PyTorch"
         ) from None
-    kept = replace(loaded, module=OnnxNetwork(model, network.for_images, lambda: module))
+    kept = replace(
+        loaded, module=OnnxNetwork(model, network.for_images, lambda: module), outputs=_outputs(loaded, model)
+    )
     if loaded.detector is not None:
         from multi_dnn_ros.models.torchvision_detector import anchor_head
 
@@ -82,25 +84,48 @@ class _Network:
         self._source = source
         self._request = replace(request, onnx=False)
         self._path = path
+        self._is_shipped = path is not None and path == _shipped(source, request)
 
     def to_torch(self) -> nn.Module:
         return self._source.load(self._request).network
 
     def for_images(self, images: int) -> Any:
-        """The graph for a batch, which is kept as well."""
+        """The graph for a batch: the shipped one with another first axis, otherwise exported and kept as well."""
         import onnx
+        from onnx import helper
 
-        kept = None
-        if self._path is not None:
-            kept = cache_folder() / "onnx" / f"{self._path.stem}-{images}.onnx"
-            if kept.is_file():
-                return onnx.load(kept)
+        if self._is_shipped:
+            return _with_images(onnx.load(self._path), images)
+        kept = None if self._path is None else self._path.with_name(f"{self._path.stem}-{images}.onnx")
+        if kept is not None and kept.is_file():
+            try:
+                model = onnx.load(kept)
+                if any(entry.key == _KEY for entry in model.metadata_props):  # the end of the file
+                    return model
+                log.warning("%s is not complete and is exported again", kept)
+            except Exception as error:  # protobuf's own errors
+                log.warning("%s cannot be read and is exported again: %s", kept, summarize_error(error))
         source = self._source.load(self._request)
         config, own = self._request.config, source.size or (0, 0)
         model = _exported(source.network, (config.input_width or own[0], config.input_height or own[1]), images)
         if kept is not None:
+            helper.set_model_props(model, {_KEY: json.dumps({"images": images})})
             _save(kept, model)
         return model
+
+
+def _with_images(model: Any, images: int) -> Any:
+    """The graph of a network whose operators take any number of images, for this number."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = images
+    del model.graph.value_info[:]
+    return model
+
+
+def _outputs(source: Source, model: Any) -> tuple[tuple[int, ...], ...] | None:
+    """Shapes of the outputs; None for a detector, and unless all are known."""
+    shapes = tuple(tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim) for value in model.graph.output)
+    return shapes if source.detector is None and all(shape and all(shape) for shape in shapes) else None
 
 
 def _exported(module: nn.Module, size: tuple[int, int], images: int = 1) -> Any:
@@ -112,11 +137,17 @@ def _exported(module: nn.Module, size: tuple[int, int], images: int = 1) -> Any:
     return export_network(module, example).model if images == 1 else export(module, example)
 
 
+def _shipped(source: ModelSource, request: ModelRequest) -> Path | None:
+    path = source.onnx_file(request.name) if source.onnx_file is not None else None
+    return path if path is not None and path.is_file() else None
+
+
 def _path(source: ModelSource, request: ModelRequest) -> Path | None:
-    """The file that holds the ONNX form; None: the source cannot say what the network depends on."""
+    """The file that holds the ONNX form; None: the source cannot say what the network depends on, or a file that it
+    depends on cannot be read.
+    """
     config = request.config
-    shipped = source.onnx_file(request.name) if source.onnx_file is not None else None
-    if shipped is not None and shipped.is_file() and not (config.input_width or config.input_height):
+    if (shipped := _shipped(source, request)) is not None:
         return shipped
     if not (source.name.startswith(".") or source.rebuilds):
         return None
@@ -124,15 +155,18 @@ def _path(source: ModelSource, request: ModelRequest) -> Path | None:
     files = [Path(request.name)] if source.name.startswith(".") else []
     if source.file is not None:
         files.append(source.file(request.name))
-    if source.takes_weights:
-        files.append(Path(config.weights).expanduser())
     digest = hashlib.sha256(_KEY.encode())
-    for file in files:
-        if file.is_file():
-            facts = [fact for fact in facts if Path(fact) != file]
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest() if hasattr(hashlib, "file_digest")
-                              else hashlib.sha256(content.read()).digest())  # fmt: skip
+    try:
+        if source.takes_weights:
+            files.append(Path(config.weights).expanduser())
+        for file in files:
+            if file.is_file():
+                facts = [fact for fact in facts if Path(fact) != file]
+                with file.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "sha256").digest() if hasattr(hashlib, "file_digest")
+                                  else hashlib.sha256(content.read()).digest())  # fmt: skip
+    except (OSError, RuntimeError):  # no permission, no such user: reported by the source
+        return None
     digest.update(json.dumps([*facts, config.input_width, config.input_height]).encode())
     return cache_folder() / "onnx" / f"{digest.hexdigest()[:32]}.onnx"
 
@@ -175,12 +209,11 @@ def _read(path: Path, network: _Network) -> Source | None:
     except Exception as error:  # protobuf's own errors
         log.warning("%s cannot be read and is exported again: %s", path, summarize_error(error))
         return None
-    shapes = tuple(tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim) for value in model.graph.output)
-    known = detector is None and all(shape and all(shape) for shape in shapes)
-    return Source(
+    found = Source(
         OnnxNetwork(model, network.for_images, network.to_torch), size=size, preprocess=preprocess, labels=labels,
-        detector=detector, outputs=shapes if known else None, **fields,
+        detector=detector, **fields,
     )  # fmt: skip
+    return replace(found, outputs=_outputs(found, model))
 
 
 def _head(fields: dict[str, Any]) -> AnchorHead:

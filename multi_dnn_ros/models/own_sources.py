@@ -23,16 +23,23 @@ def _loader(module: str, function: str) -> Callable[[ModelRequest], Source]:
             with optional(f"model '{request.config.model}', when it is first used,"):
                 implementation = importlib.import_module(f"multi_dnn_ros.models.{module}")
         except MissingExtra as error:
-            raise ModelError(f"{request.where}{error}") from None
+            raise ModelError(f"{request.where}{error}") from error
         found: Source = getattr(implementation, function)(request)
         return found
 
     return load
 
 
+def _builtin(request: ModelRequest) -> Source:
+    """A built-in network. Raises ModelError; for an unknown name without PyTorch, too."""
+    if request.name not in SCORE_THRESHOLDS:
+        raise ModelError(f"{request.where}model is 'builtin:{request.name}'; allowed: {BUILTIN.form}")
+    return _loader("builtin_source", "builtin_source")(request)
+
+
 BUILTIN = ModelSource(
     "builtin",
-    _loader("builtin_source", "builtin_source"),
+    _builtin,
     form=", ".join(f"builtin:{name}" for name in sorted(SCORE_THRESHOLDS)),
     rebuilds=True,
     file=lambda name: _WEIGHTS / f"{name}.safetensors",

@@ -48,7 +48,8 @@ class ModelSource:
     rebuilds: whether `load` builds the same layers for the same name on any machine, so that an artifact of `multi-dnn
     decompose` can be a .safetensors file that holds the name; otherwise it is an exported program.
     file: returns the path of a model's file from its name without the prefix; None: unknown. onnx_file: likewise, the
-    path of the ONNX form that belongs to the model, if there is such a file; see onnx_form. is_onnx: its models are
+    path of the ONNX form that belongs to the model, if there is such a file, for its only input size and with operators
+    that take any number of images; see onnx_form. is_onnx: its models are
     ONNX files.
     """
 

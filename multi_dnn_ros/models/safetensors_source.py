@@ -54,4 +54,5 @@ def rebuilt_source(request: ModelRequest) -> Source:
         size=description.input_size,
         labels=description.labels or source.labels,
         description=description,
+        original=description.model if description.plan else "",
     )

@@ -20,6 +20,7 @@ from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
@@ -218,6 +219,8 @@ def _make_onnx_task(dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], bac
         except Exception as error:
             if size == 1 or is_out_of_memory(error):
                 raise
+            if isinstance(error.__cause__, MissingExtra):
+                raise ConfigError(str(error)) from None
             raise batch_error(dnn, settings, f"with {size} images, {summarize_error(error)}") from None
     return replace(
         plain_task(dnn, settings, cameras, dnn.array_inputs), arrays=True, stages=ready[1],

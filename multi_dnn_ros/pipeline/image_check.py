@@ -145,7 +145,7 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
     if RESULT_KINDS.get(dnn.result_kind).agreement is None:
         raise ConfigError(f"{where}, but results of kind '{dnn.result_kind}' cannot be compared; allowed: ''")
     is_onnx = isinstance(dnn.module, OnnxNetwork)
-    model = settings.check_against or _known_original(dnn.name, settings)
+    model = settings.check_against or _known_original(dnn.name, settings, onnx=is_onnx)
     try:
         original = load_dnn(dnn.name, _of_original(settings, model), onnx=is_onnx) if model else on_cpu(dnn)
     except ModelError as error:
@@ -184,11 +184,10 @@ def _of_original(settings: DnnConfig, model: str) -> DnnConfig:
     return settings.model_copy(update={"model": model, **changes})
 
 
-def _known_original(name: str, settings: DnnConfig) -> str:
+def _known_original(name: str, settings: DnnConfig, *, onnx: bool) -> str:
     """The built-in network from which the model was decomposed; empty if there is none."""
-    description = load_source(name, settings).description
-    known = description is not None and bool(description.plan) and is_builtin(description.model)
-    return description.model if known and description is not None else ""
+    original = load_source(name, settings, onnx=onnx).original
+    return original if is_builtin(original) else ""
 
 
 def _eager(dnn: Dnn, image: npt.NDArray[np.uint8]) -> Any:

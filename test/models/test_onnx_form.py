@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import pytest
 import torch
 from onnx import numpy_helper
 from safetensors.numpy import load_file
+from small_disk import small_disk
 from torch import nn
 
+from multi_dnn_ros.backends import run_stages
+from multi_dnn_ros.backends.onnxruntime_sessions import make_sessions
 from multi_dnn_ros.models import onnx_form
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
 from multi_dnn_ros.models.own_sources import BUILTIN
+from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
@@ -45,9 +51,18 @@ def test_built_in_networks_are_shipped_with_the_same_weights(name: str) -> None:
     assert isinstance(own.module, OnnxNetwork)
     assert (own.labels, own.preprocess.key, own.result_kind) == (right.labels, right.preprocess.key, right.result_kind)
     assert own.decoder.own_threshold == right.decoder.own_threshold
+    sources = (load_source("x", config(f"builtin:{name}"), onnx=onnx) for onnx in (True, False))
+    form, source = (replace(each, module=None, outputs=None, description=None) for each in sources)
+    assert form == source
     image = np.random.default_rng(0).random((1, 3, own.preprocess.height, own.preprocess.width), np.float32)
     for found, expected in zip(run_network(own.module, image), run_network(right.module, image), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
+
+
+SEGMENTATION: dict[str, Any] = {
+    "model": "torchvision:lraspp_mobilenet_v3_large", "weights": "random", "num_classes": 3, "decoder": "lane",
+    "labels": ["no", "a", "b"], "keep": ["a"], "input_width": 64, "input_height": 64,
+}  # fmt: skip
 
 
 def exported(path: Path, bias: float) -> Path:
@@ -109,12 +124,119 @@ def test_another_file_is_exported_and_a_damaged_form_again(
     assert "cannot be read and is exported again" in caplog.text
 
 
-def test_a_batch_is_kept_as_well(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_kept_as_well_and_exported_again_if_it_is_damaged(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     dnn = load_dnn("x", config(exported(tmp_path / "net.pt2", 1.0), labels=["a", "b", "c"], decoder="yolo"), onnx=True)
     with pytest.raises(Exception, match=r"shape|size"):  # torch.export fixed the number of images
         dnn.module.for_images(2)
-    builtin = load_dnn("x", config("builtin:object"), onnx=True)
-    graph = builtin.module.for_images(2)
-    monkeypatch.setattr(onnx_form, "_exported", None)
-    assert builtin.module.for_images(2) == graph
+    values: dict[str, Any] = {
+        "weights": "random",
+        "num_classes": 3,
+        "labels": ["no", "a", "b"],
+        "decoder": "lane",
+        "keep": ["a"],
+    }
+    values |= {"input_width": 64, "input_height": 64}
+    network = load_dnn("x", config("torchvision:lraspp_mobilenet_v3_large", **values), onnx=True).module
+    graph = network.for_images(2)
     assert graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+    (kept,) = cache.glob("*-2.onnx")
+    whole = kept.read_bytes()
+    for length in (0, 100, graph.graph.ByteSize(), len(whole) - 1):
+        kept.write_bytes(whole[:length])
+        caplog.clear()
+        assert network.for_images(2).graph == graph.graph
+        assert "exported again" in caplog.text
+        assert kept.read_bytes() == whole
+    monkeypatch.setattr(onnx_form, "_exported", None)
+    assert network.for_images(2) == graph
+
+
+@pytest.mark.parametrize("name", ["lane", "object_small"])
+def test_batches_of_built_in_networks_are_made_from_the_shipped_form(cache: Path, name: str) -> None:
+    dnn = load_dnn("x", config(f"builtin:{name}"), onnx=True)
+    images = np.random.default_rng(0).random((3, 3, dnn.preprocess.height, dnn.preprocess.width), np.float32)
+    for jobs in (1, 3, 8):
+        stages = make_sessions(dnn.module.for_images(3), jobs)
+        for found, *alone in zip(
+            run_stages(stages, (images,)), *(dnn.module(images[row : row + 1]) for row in range(3)), strict=True
+        ):
+            np.testing.assert_allclose(found, np.concatenate(alone), rtol=1e-4, atol=1e-4)
+    assert not cache.exists()  # nothing that outlives an update of the package
+
+
+def test_a_form_says_the_same_when_it_is_made_and_when_it_is_read(tmp_path: Path) -> None:
+    file = exported(tmp_path / "net.pt2", 1.0)
+    made, read = (replace(load_source("x", config(file), onnx=True), module=None) for _ in range(2))
+    assert made == read
+    assert made.outputs == ((1, 7, 96),)
+
+
+WITHOUT_PYTORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+cameras = {name: CameraConfig(topic=f"/{name}") for name in "ab"}
+try:
+    pipeline = build(NodeConfig(cameras=cameras, dnns={"x": DnnConfig(role="network", **%r)}))
+    print("batches of", pipeline.tasks[0].max_batch)
+except ValueError as error:
+    print(error)
+"""
+IMAGES = str(Path(onnx_form.__file__).parents[1] / "calibration_images")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model": "builtin:object", "max_batch": 2}, "batches of 2"),
+        ({"model": "builtin:object_small", "check_images": IMAGES}, "batches of 1"),
+        ({"model": "builtin:objct"}, "allowed: builtin:lane, "),
+        ({"model": "builtin:object", "input_width": 64, "input_height": 64}, "allowed with builtin:object: 384 x 288"),
+        ({"model": "torchvision:fcos_resnet50_fpn", "weights": "~nobody_here/x.pth"}, "multi_dnn_ros[torch]"),
+    ],
+)
+def test_without_pytorch(values: dict[str, Any], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYTORCH % values], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert said in done.stdout
+
+
+def test_a_batch_that_must_be_exported_names_the_missing_pytorch() -> None:
+    load_dnn("x", config(**SEGMENTATION), onnx=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYTORCH % {**SEGMENTATION, "max_batch": 2}], capture_output=True, text=True,
+        check=True, timeout=120,
+    )  # fmt: skip
+    assert "multi_dnn_ros[torch]" in done.stdout
+    assert "one image at a time" not in done.stdout
+
+
+def test_weights_of_an_unknown_user_are_named() -> None:
+    values: dict[str, Any] = {"weights": "~nobody_here/x.pth", "labels": ["a"]}
+    with pytest.raises(ModelError, match="nobody_here"):
+        load_dnn("x", config("torchvision:fcos_resnet50_fpn", **values), onnx=True)
+
+
+def test_a_full_disk_keeps_nothing_and_serves(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save = onnx_form._save
+
+    def save_to_small_disk(path: Path, model: Any) -> None:
+        with small_disk(200):  # only here: exporting writes to files in memory
+            save(path, model)
+
+    monkeypatch.setattr(onnx_form, "_save", save_to_small_disk)
+    file = exported(tmp_path / "net.pt2", 1.0)
+    dnn = load_dnn("x", config(file, labels=["a", "b", "c"], decoder="yolo"), onnx=True)
+    assert isinstance(dnn.module, OnnxNetwork)
+    assert "cannot be written" in caplog.text
+    assert not list(cache.iterdir())
