@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.graph.partition import SLACK, partition
-from multi_dnn_ros.models.onnx_graph import ValueType, optimized, quiet_options, value_types
+from multi_dnn_ros.models.onnx_graph import ValueType, names_read, optimized, quiet_options, value_types
 
 # Rates of a nominal machine, to estimate the time of a node from its products, its memory traffic and a fixed cost. For
 # balance only their ratios matter.
@@ -126,7 +126,7 @@ class OptimizedGraph:
         """By value that is no constant: the index of the node that writes it, -1 for an input, and of its last user."""
         uses = dict.fromkeys(self._inputs, (-1, -1))
         for index, node in enumerate(self.nodes):
-            for name in _read_by(node):
+            for name in names_read(node):
                 if name in uses:
                     uses[name] = uses[name][0], index
             uses.update((name, (index, index)) for name in node.output if name)
@@ -147,7 +147,7 @@ class OptimizedGraph:
         if len(nodes) == len(self.nodes):
             return self.model
         made = dict.fromkeys(name for node in nodes for name in node.output if name)
-        read = dict.fromkeys(name for node in nodes for name in _read_by(node) if name not in made)
+        read = dict.fromkeys(name for node in nodes for name in names_read(node) if name not in made)
         inner = {name: value.info(name) for name, value in self._values.items() if value.is_tensor}
         outputs = [name for name in dict.fromkeys(gives) if name in made]
         graph = onnx.helper.make_graph(
@@ -197,15 +197,6 @@ def onnx_copy(model: Any) -> Any:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     return copied
-
-
-def _read_by(node: Any) -> list[str]:
-    """Names of the values that a node reads, those of its subgraphs included."""
-    names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            names += [name for inner in graph.node for name in _read_by(inner)]
-    return names
 
 
 def _bytes(value: ValueType) -> int:

@@ -84,7 +84,8 @@ class _Network:
         self._source = source
         self._request = replace(request, onnx=False)
         self._path = path
-        self._is_shipped = path is not None and path == _shipped(source, request)
+        shipped = _shipped(source, request)
+        self._shipped = shipped if path == shipped else None
 
     def to_torch(self) -> nn.Module:
         return self._source.load(self._request).network
@@ -94,8 +95,8 @@ class _Network:
         import onnx
         from onnx import helper
 
-        if self._is_shipped:
-            return _with_images(onnx.load(self._path), images)
+        if self._shipped is not None:
+            return _with_images(onnx.load(self._shipped), images)
         kept = None if self._path is None else self._path.with_name(f"{self._path.stem}-{images}.onnx")
         if kept is not None and kept.is_file():
             try:

@@ -84,6 +84,15 @@ def value_types(model: Any) -> dict[str, ValueType]:
     }
 
 
+def names_read(node: Any) -> list[str]:
+    """Names of the values that a node reads, those of its subgraphs included."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+            names += [name for inner in graph.node for name in names_read(inner)]
+    return names
+
+
 def quiet_options() -> Any:
     """Options of a session of one thread that logs errors only."""
     import onnxruntime

@@ -17,6 +17,7 @@ from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import Registry
+from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
@@ -88,6 +89,8 @@ def check_settings(config: NodeConfig, *, load: bool = True) -> Findings:
         problems.append(
             f"parameter predictor is '{config.predictor}'; expected a file of `multi-dnn profile learn`: {error}"
         )
+    except MissingExtra as error:
+        problems.append(f"parameter predictor is '{config.predictor}': {error}")
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
         dnn_devices = (device_of(units[name]),) if name in units else ()
@@ -105,7 +108,8 @@ def check_settings(config: NodeConfig, *, load: bool = True) -> Findings:
 
 
 def _read_predictor(path: Path) -> Predictor:
-    from multi_dnn_ros.planning.predictor import read_predictor  # imports PyTorch
+    with optional("a predictor"):
+        from multi_dnn_ros.planning.predictor import read_predictor
 
     return read_predictor(path)
 

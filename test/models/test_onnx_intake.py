@@ -11,11 +11,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
-from onnx_graphs import assert_same, converted, model, written
+from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx_graphs import assert_same, by_onnxruntime, converted, model, written
 from torch import nn
 from torch.nn import functional as F
 
+from multi_dnn_ros.backends import run_stages
+from multi_dnn_ros.backends.onnxruntime_sessions import make_sessions
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
@@ -262,6 +264,33 @@ def test_a_branch_that_the_size_decides_is_taken(tmp_path: Path) -> None:
     file = written(tmp_path / "if.onnx", model(nodes, ["out"], opset=17, constants=constants))
     assert_same(file)
     assert "If" not in {node.op_type for node in prepare(file).model.graph.node}
+
+
+def test_a_branch_in_a_branch_reads_values_of_the_graph(tmp_path: Path) -> None:
+    def branch(*nodes: NodeProto) -> GraphProto:
+        out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+        return helper.make_graph(list(nodes), "branch", [], [out])
+
+    twice = branch(helper.make_node("Add", ["scaled", "scaled"], ["twice"]))
+    half = branch(helper.make_node("Mul", ["scaled", "factor"], ["half"]))
+    inner = branch(helper.make_node("If", ["large"], ["inner"], then_branch=twice, else_branch=half))
+    other = branch(helper.make_node("Neg", ["image"], ["other"]))
+    nodes = [
+        helper.make_node("Sigmoid", ["image"], ["scaled"]),
+        helper.make_node("ReduceMean", ["image"], ["mean"], keepdims=0),
+        helper.make_node("Greater", ["mean", "zero"], ["positive"]),
+        helper.make_node("Greater", ["mean", "one"], ["large"]),
+        helper.make_node("If", ["positive"], ["out"], then_branch=inner, else_branch=other),
+    ]
+    constants = {name: np.float32(value) for name, value in (("zero", 0), ("one", 1), ("factor", 0.5))}
+    file = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=17, constants=constants))
+    prepared = prepare(file).model
+    for level in (-1.0, 0.5, 2.0):
+        image = np.full((1, 3, 8, 10), level, np.float32)
+        (expected,) = by_onnxruntime(file, image)
+        for jobs in (1, 3):
+            (found,) = run_stages(make_sessions(prepared, jobs), (image,))
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_local_functions_are_inlined(tmp_path: Path) -> None:

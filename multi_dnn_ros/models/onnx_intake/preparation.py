@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.onnx_graph import ValueType
+from multi_dnn_ros.models.onnx_graph import ValueType, names_read
 from multi_dnn_ros.models.onnx_intake.cutting import output_names
 from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs
 from multi_dnn_ros.models.onnx_intake.map_outputs import OutputTensor, output_tensors
@@ -88,8 +88,7 @@ def _rebuild(graph: StaticGraph, tensors: list[OutputTensor], shapes: list[tuple
     nodes = []
     for node in reversed(graph.nodes):
         if needed.intersection(name for name in node.output if name):
-            needed.update(name for name in node.input if name)
-            needed.update(name for inner in _subgraphs(node) for each in inner.node for name in each.input)
+            needed.update(names_read(node))
             nodes.append(node)
     nodes.reverse()
     outputs = []
@@ -116,11 +115,3 @@ def _rebuild(graph: StaticGraph, tensors: list[OutputTensor], shapes: list[tuple
         [tensor for name, tensor in graph.constants.items() if name in needed], value_info=inner,
     )  # fmt: skip
     return helper.make_model(rebuilt, opset_imports=model.opset_import, ir_version=model.ir_version)
-
-
-def _subgraphs(node: Any) -> list[Any]:
-    return [
-        graph
-        for attribute in node.attribute
-        for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
-    ]
