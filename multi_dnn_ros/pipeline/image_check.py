@@ -40,8 +40,8 @@ _MIN_IMAGES = 1
 _FLOAT32 = ("auto", "fp32")
 
 
-def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
-    """A line for each parameter of the check that cannot be used, found without loading a DNN."""
+def image_check_problems(name: str, settings: DnnConfig, *, onnx: bool) -> Iterator[str]:
+    """A line for each parameter of the check that cannot be used. onnx: whether the DNN runs as an ONNX graph."""
     if not settings.check_images:
         if settings.check_against:
             yield (
@@ -60,7 +60,7 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
         yield f"parameter dnn.{name}.check_images is '{settings.check_images}': {error}"
     if settings.check_against:
         try:
-            load_dnn(name, _of_original(settings, settings.check_against), onnx=True)
+            load_dnn(name, _of_original(settings, settings.check_against), onnx=onnx)
         except ModelError as error:
             yield from (f"parameter dnn.{name}.check_against: {line}" for line in str(error).splitlines())
 

@@ -98,10 +98,11 @@ def check_settings(config: NodeConfig, *, load: bool = True) -> Findings:
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         warnings.extend(_branch_warnings(name, settings, dnn_devices))
         warnings.extend(_provider_warnings(name, settings, dnn_devices))
-        problems.extend(image_check_problems(name, settings))
+        runs_onnx = _runs_onnx(name, settings, dnn_devices)
+        problems.extend(image_check_problems(name, settings, onnx=runs_onnx))
         try:
             if load:
-                dnns[name] = load_dnn(name, settings, onnx=_runs_onnx(name, settings, dnn_devices))
+                dnns[name] = load_dnn(name, settings, onnx=runs_onnx)
         except ModelError as error:
             problems.extend(str(error).splitlines())
     return Findings(tuple(problems), units, predictor, tuple(warnings), dnns)

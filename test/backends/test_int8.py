@@ -218,7 +218,7 @@ def test_evaluate_scores_the_int8_dnn_that_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     folder.mkdir()
     for index, image in enumerate(calibration_images("")[:10]):
-        cv2.imwrite(str(folder / f"{index}.png"), image.numpy()[..., ::-1])
+        cv2.imwrite(str(folder / f"{index}.png"), image[..., ::-1])
     run = ["evaluate", "builtin:pedestrian", "--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "4"]
     run += ["--device", "cpu", "--served", "--precision", "int8", "--calibration-images", str(folder)]
     assert main([*run, "--report", str(tmp_path / "report")]) == 0

@@ -61,6 +61,15 @@ def test_a_decomposed_dnn_is_compared_with_its_original(frames: str, caplog: pyt
     assert ": agreement 1.000 (" in caplog.text
 
 
+def test_the_original_of_a_dnn_that_runs_by_pytorch_is_not_exported(frames: str, tmp_path: Path) -> None:
+    file = tmp_path / "original.pt2"  # ONNX has no such pooling
+    pooling = torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1), torch.nn.AdaptiveAvgPool2d((48, 48))).eval()
+    torch.export.save(torch.export.export(pooling, (torch.zeros(1, 3, 64, 64),)), file)
+    built("lane", frames, check_against=str(file), labels=["lane"], check_agreement=0.0)
+    with pytest.raises(ConfigError, match=r"check_against.*cannot be exported to ONNX"):
+        built("lane", frames, check_against=str(file), labels=["lane"], check_agreement=0.0, backend="onnxruntime")
+
+
 @pytest.mark.skipif(not has_int8_products(), reason="needs a CPU with 8-bit dot products")
 def test_a_bad_calibration_is_found_and_the_dnn_stays_in_float32(
     frames: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
