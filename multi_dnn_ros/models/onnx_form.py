@@ -186,7 +186,7 @@ def _write(path: Path, source: Source) -> None:
 
 def _save(path: Path, model: Any) -> None:
     try:
-        with atomic_write(path) as temporary:
+        with atomic_write(path, to_disk=True) as temporary:
             temporary.write_bytes(model.SerializeToString())
     except OSError as error:
         log.warning("the ONNX form is not kept, so that it is exported again: %s cannot be written: %s", path, error)
