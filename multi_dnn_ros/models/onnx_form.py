@@ -205,16 +205,16 @@ def _read(path: Path, network: _Network) -> Source | None:
                       for key, value in fields.pop("preprocess").items()}  # fmt: skip
         detector = _head(fields.pop("detector")) if "detector" in fields else None
         labels = tuple(fields.pop("labels"))
+        found = Source(
+            OnnxNetwork(model, network.for_images, network.to_torch), size=size, preprocess=preprocess, labels=labels,
+            detector=detector, **fields,
+        )  # fmt: skip
+        return replace(found, outputs=_outputs(found, model))
     except FileNotFoundError:
         return None
-    except Exception as error:  # protobuf's own errors
+    except Exception as error:  # protobuf's own errors, and fields of another version of this package
         log.warning("%s cannot be read and is exported again: %s", path, summarize_error(error))
         return None
-    found = Source(
-        OnnxNetwork(model, network.for_images, network.to_torch), size=size, preprocess=preprocess, labels=labels,
-        detector=detector, **fields,
-    )  # fmt: skip
-    return replace(found, outputs=_outputs(found, model))
 
 
 def _head(fields: dict[str, Any]) -> AnchorHead:
