@@ -73,7 +73,7 @@ def find_devices(config: NodeConfig, build: Build) -> dict[str, str]:
     return {dnn: unit.name for dnn, unit in units.items()}
 
 
-def describe_failure(error: Exception) -> tuple[str, bool]:
+def describe_failure(error: BaseException) -> tuple[str, bool]:
     """The text for an error of configuring, and whether it was expected: ValueError and OSError, because of parameters
     and files. The text of any other error is its traceback.
     """

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.serving.pinned import PinnedImages
 
+log = logging.getLogger(__name__)
+
 #: Exit code of an engine process that cannot continue; see also multi_dnn_ros.common.processes.
 EXIT_FAILED = 70
 #: Runtime parameters that are attributes of a DNN's decoder, and those in ms that the engine changes.
@@ -75,6 +77,7 @@ class EngineProgram:
         self._run_later = run_later
         self._fail = fail
         self._closed = threading.Event()
+        self._starting = threading.Lock()  # an engine must not be started after close()
         self._config: NodeConfig | None = None
         self._pipeline: Pipeline | None = None
         self._engine: Engine | None = None  # once configured
@@ -115,8 +118,9 @@ class EngineProgram:
 
     def close(self) -> None:
         """Stop and free everything, in the node's process; returns when no thread reads an image any more."""
-        self._closed.set()
-        engine, self._engine = self._engine, None
+        with self._starting:
+            self._closed.set()
+            engine, self._engine = self._engine, None
         if engine is not None:
             engine.stop(_CLOSE_S)
             while engine.running_threads():
@@ -137,7 +141,7 @@ class EngineProgram:
         self._channel.send(Progress("choosing the devices", 0, len(request.config.dnns)))
         try:
             answer: Any = messages.DevicesFound(find_devices(request.config, request.build))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of a module of another package
             answer = messages.Refused(*describe_failure(error))
         self._channel.send(answer)
 
@@ -159,7 +163,7 @@ class EngineProgram:
             self._start(pipeline)
         except messages.Disconnected:  # cancelled, in the node's process
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # also of a module of another package
             if is_device_failure(error):
                 self._fail(f"while configuring: {summarize_error(error)}")
             self._channel.send(messages.Refused(*describe_failure(error)))
@@ -172,7 +176,6 @@ class EngineProgram:
 
         assert self._config is not None
         config = self._config
-        self._pins = PinnedImages(pipeline.device)
         engine = Engine(
             pipeline.tasks,
             on_result=self._on_result,
@@ -185,8 +188,12 @@ class EngineProgram:
             aging_ns=round(config.aging_ms * 1e6),
             observer=self._state,
         )
-        engine.start()
-        self._pipeline, self._engine = pipeline, engine
+        with self._starting:
+            if self._closed.is_set():  # cancelled, in the node's process
+                raise messages.Disconnected
+            self._pins = PinnedImages(pipeline.device)
+            self._pipeline, self._engine = pipeline, engine
+            engine.start()
 
     def _set(self, dnn: str, name: str, value: Any) -> None:
         """Set a runtime parameter in the settings, in the decoder and in the engine. name: without `dnn.<dnn>.`."""
@@ -231,7 +238,8 @@ class EngineProgram:
     def _on_drop(self, drop: Drop) -> None:
         offer = drop.frame.context
         assert isinstance(offer, messages.Offer)
-        self._channel.send(messages.FrameDropped(offer.number, drop.dnn, drop.reason, drop.message))
+        with suppress(messages.Disconnected):  # the node has answered the frame itself
+            self._channel.send(messages.FrameDropped(offer.number, drop.dnn, drop.reason, drop.message))
 
 
 # -- in a process of its own
@@ -261,9 +269,9 @@ def _run(channel: messages.Channel) -> NoReturn:
     for name, function in (("heartbeat", program.beat), ("receive", program.receive)):
         target = partial(_exit_on_error, channel, f"in the thread {name}", function)
         threading.Thread(target=target, name=name, daemon=True).start()
-    log = logging.getLogger("multi_dnn_ros")
-    log.addHandler(_ChannelHandler(channel))  # type: ignore[arg-type]
-    log.setLevel(begin.log_level)
+    package_log = logging.getLogger("multi_dnn_ros")
+    package_log.addHandler(_ChannelHandler(channel))  # type: ignore[arg-type]
+    package_log.setLevel(begin.log_level)
     for name in ("multi_dnn_ros.serving.configure", "multi_dnn_ros.engine.engine", *begin.modules):
         found = pkgutil.resolve_name(name)  # these imports take seconds
         if callable(found):
@@ -351,6 +359,11 @@ def run_in_thread(channel: messages.Channel, slots: Mapping[str, SlotMemory], st
         channel.send(messages.Ready())
         program.receive()
     except messages.Disconnected:
-        program.close()
+        pass
+    except Exception as error:
+        log.exception("an error in the engine")
+        fail(f"an error in the engine: {type(error).__name__}: {summarize_error(error)}")
     finally:
+        channel.shutdown()  # no answer of a thread that is ending can be received
+        program.close()
         channel.close()

@@ -84,6 +84,11 @@ def build_broken(config: NodeConfig, progress: Callable[[str], None]) -> Pipelin
     raise KeyError("broken")
 
 
+def build_exiting(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """As a module of another package that calls sys.exit."""
+    sys.exit("this model needs another package")
+
+
 def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Starts a child process and crashes."""
     progress("about to crash")

@@ -22,6 +22,7 @@ from waiting import until
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.descriptions import Cancelled, ConfigureError, Level
+from multi_dnn_ros.serving.engine_main import EngineProgram, is_loading
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.slots import slots_needed
 from multi_dnn_ros.serving.swap import Swap
@@ -53,6 +54,7 @@ def make() -> Iterator[Make]:
     [
         (fake_pipelines.build_wrong, "parameter dnn.object.model is 'nothing'\nand another line", True),
         (fake_pipelines.build_broken, "KeyError: 'broken'", False),
+        (fake_pipelines.build_exiting, "SystemExit: this model needs another package", False),
         (fake_pipelines.build_crashing, "the engine process ended while configuring: killed by SIGABRT", True),
     ],
 )
@@ -80,6 +82,34 @@ def test_configuring_can_be_cancelled(end: str, isolation: str) -> None:
     timer.join()
     assert not engine_pids()
     host.close()
+
+
+def test_an_engine_in_this_process_is_not_started_after_it_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of configuring reports no progress, so it does not notice the end of the connection."""
+    from multi_dnn_ros.serving import configure
+
+    host, begun, closed = Host(fake_pipelines.build), threading.Event(), threading.Event()
+    monkeypatch.setattr(configure, "freeze_heap", lambda: (begun.set(), closed.wait(60.0)))
+    canceller = threading.Thread(target=lambda: (begun.wait(60.0), host.cancel()))
+    canceller.start()
+    with pytest.raises(Cancelled):
+        host.configure(settings("object", "mask", isolation="none"), lambda progress: None)
+    canceller.join()
+    host.close()
+    until(lambda: not any(it.name == "engine 1" for it in threading.enumerate()), "the end of the engine's thread")
+    closed.set()
+    until(lambda: not is_loading(), "the end of the step")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("dnn-")]
+
+
+def test_an_error_in_an_engine_in_this_process_ends_its_threads(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make("object", isolation="none").start()
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("dnn-")}
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineProgram, "_offer", lambda self, offer: 1 // 0)
+        rig.until(lambda: "ZeroDivisionError" in str(rig.status().values.get("last loss")), "the error")
+    rig.until(lambda: not before & set(threading.enumerate()), "the end of the threads")
+    rig.wait_results()
 
 
 def test_shared_memory_that_is_full_is_an_error_of_configuring(monkeypatch: pytest.MonkeyPatch) -> None:
