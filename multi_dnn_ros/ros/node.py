@@ -121,7 +121,8 @@ class MultiDnnNode(LifecycleNode):
             assert served is not None
             super().on_activate(state)  # before the first result, because inactive publishers drop messages
             try:
-                served.start()
+                with self._changes:  # a parameter that changes meanwhile takes effect afterwards
+                    served.start()
             except Exception as error:
                 self._log_failure("activate", error)
                 self._stop_serving()
@@ -264,5 +265,6 @@ class MultiDnnNode(LifecycleNode):
     def _memory(self) -> Iterator[tuple[str, int]]:
         """Memory by name with the unit, in bytes."""
         yield "resident memory (bytes)", psutil.Process().memory_info().rss
-        if self._host is not None:
-            yield from self._host.memory().items()
+        host = self._host  # a transition may change it
+        if host is not None:
+            yield from host.memory().items()

@@ -250,7 +250,7 @@ class Engine:
             return
         try:
             output = messages.unpack(result, buffer.output(result.dnn))
-        except Exception as error:  # unpickling raises arbitrary errors
+        except (Exception, SystemExit) as error:  # unpickling may call any code of another package
             reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
             ledger.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason, self)
         else:

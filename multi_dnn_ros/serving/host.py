@@ -92,7 +92,8 @@ class Host(Supervisor):
         first = self._start_engine("1")
         self._engines = [first]
         parts = self._divide_devices(config, first, progress)
-        self._engines += [self._start_engine(device) for device in list(parts)[1:]]
+        for device in list(parts)[1:]:
+            self._engines.append(self._start_engine(device))  # at once, so that it is ended if the next one fails
         ready = 0
         for engine, (device, part) in zip(self._engines, parts.items(), strict=True):
             name = f"{device}: " if len(parts) > 1 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 import torch
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
+from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.backends import jpeg_decoding
+from multi_dnn_ros.ros import served_dnns
+from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 OUT = "/multi_dnn/front/object/detections"
@@ -178,6 +182,25 @@ def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     assert bench.change("configure")
     assert bench.change("activate")
     bench.camera("/other")
+
+
+def test_a_parameter_that_is_set_during_the_activation_takes_effect(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = bench.node()
+    switch = threading.Thread(target=lambda: node.set_parameters([Parameter("dnn.object.enable", value=False)]))
+
+    class Switching(OverlayPublisher):
+        def __init__(self, *arguments: Any) -> None:
+            switch.start()
+            switch.join(0.5)  # it has been applied, or waits for the end of the activation
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(served_dnns, "OverlayPublisher", Switching)
+    assert bench.change("configure")
+    assert bench.change("activate")
+    bench.until(lambda: "switched off" in bench.status("object on front").message, "the DNN to be switched off", 5.0)
+    switch.join()
 
 
 def test_stamps_of_another_clock_are_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:

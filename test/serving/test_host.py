@@ -123,6 +123,22 @@ def test_shared_memory_that_is_full_is_an_error_of_configuring(monkeypatch: pyte
     host.close()
 
 
+def test_no_process_is_left_if_the_one_of_a_later_device_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, start = settings("object"), Host._start_engine
+
+    def start_two(host: Host, device: str) -> Any:
+        if device == "third":
+            raise OSError("no more processes")
+        return start(host, device)
+
+    monkeypatch.setattr(Host, "_divide_devices", lambda *_: dict.fromkeys(("first", "second", "third"), config))
+    monkeypatch.setattr(Host, "_start_engine", start_two)
+    host = Host(fake_pipelines.build)
+    with pytest.raises(ConfigureError, match="an engine process cannot be started: no more processes"):
+        host.configure(config, lambda progress: None)
+    until(lambda: not engine_pids(), "the end of both processes")
+
+
 # -- serving
 
 
