@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -133,20 +134,20 @@ class MultiDnnNode(LifecycleNode):
             return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        with self._transition:
+        with self._in_transition("deactivate"):
             self._stop_serving()
             self._state = "inactive"
             return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        with self._transition:
+        with self._in_transition("clean up"):
             result = super().on_cleanup(state)
             self._release()
             self._failure = ""
             return result
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        with self._transition:
+        with self._in_transition("shut down"):
             self._release()
             self._failure, self._state = "", "finalized"
             return SUCCESS
@@ -155,6 +156,16 @@ class MultiDnnNode(LifecycleNode):
         """After an unexpected error in a transition: free everything, so that the node can be configured again."""
         self._release()
         return SUCCESS
+
+    @contextmanager
+    def _in_transition(self, what: str) -> Iterator[None]:
+        """Hold the lock of transitions. An unexpected error is logged, which rclpy does not do before on_error."""
+        with self._transition:
+            try:
+                yield
+            except Exception as error:
+                self._log_failure(what, error)
+                raise
 
     def _start(self) -> None:
         """Configure and activate; called once, by a timer."""

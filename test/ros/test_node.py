@@ -203,6 +203,21 @@ def test_a_parameter_that_is_set_during_the_activation_takes_effect(
     switch.join()
 
 
+def test_an_unexpected_error_of_a_transition_is_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start(bench)
+    stop = OverlayPublisher.stop
+    with monkeypatch.context() as patch:
+        patch.setattr(OverlayPublisher, "stop", lambda overlay, timeout_s: (stop(overlay, timeout_s), 1 // 0))
+        assert not bench.change("deactivate")
+    assert bench.state() == "unconfigured"
+    bench.until(lambda: bench.status("node").level == ERROR, "the status")
+    assert "cannot deactivate: ZeroDivisionError" in bench.status("node").message
+    assert "Traceback" in capfd.readouterr().err
+    assert bench.change("configure")
+
+
 def test_stamps_of_another_clock_are_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     start(bench)
     camera = bench.camera()
