@@ -81,18 +81,18 @@ class NodeParameters:
         """The configuration of the present parameters, from which the node is being configured, or is configured.
 
         state: "configuring" or "configured", for messages. Raises ParameterError with every wrong name, value and
-        topic.
+        topic; then :meth:`unlock` is to be called, too.
         """
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         self._warnings = []
+        self._locked = state  # first: a value that another thread sets now must not be missing in the configuration
         parsed = read_parameters({name: self._node.get_parameter(name).value for name in self._fields})
         problems = [*self._unknown, *parsed.problems]
         if parsed.config is not None:
             problems += self._topic_problems(parsed.config)
         if problems or parsed.config is None:
             raise ParameterError(problems)
-        self._locked = state
         return parsed.config
 
     def unlock(self) -> None:

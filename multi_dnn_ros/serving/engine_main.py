@@ -161,14 +161,13 @@ class EngineProgram:
         try:
             pipeline, description = configure(part, request.build, self._channel.send, measure_capacity=not background)
             self._start(pipeline)
+            self._channel.send(description)
         except messages.Disconnected:  # cancelled, in the node's process
             raise
         except (Exception, SystemExit) as error:  # also of a module of another package
             if is_device_failure(error):
                 self._fail(f"while configuring: {summarize_error(error)}")
             self._channel.send(messages.Refused(*describe_failure(error)))
-        else:
-            self._channel.send(description)
 
     def _start(self, pipeline: Pipeline) -> None:
         from multi_dnn_ros.engine.engine import Engine

@@ -424,6 +424,9 @@ class Supervisor:
     def _adopt(self, swap: Swap) -> None:
         """The engines that a swap has prepared serve from now on; called with the lock."""
         self._configs = dict(swap.configs)
+        for engine in self._engines:  # one that is being configured gets the latest runtime parameters from there
+            if engine.config is not None:
+                engine.config = swap.configs[engine.device]
         for group in self._groups:
             if group.dnns in swap.engines:
                 if group.spare is not None and group.spare.dnns:  # it has the previous settings

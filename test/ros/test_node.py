@@ -17,7 +17,7 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.backends import jpeg_decoding
-from multi_dnn_ros.ros import served_dnns
+from multi_dnn_ros.ros import parameters, served_dnns
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
@@ -25,8 +25,8 @@ OUT = "/multi_dnn/front/object/detections"
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 
 
-def start(bench: Bench, parameters: dict | None = None) -> None:
-    bench.node(parameters)
+def start(bench: Bench, values: dict | None = None) -> None:
+    bench.node(values)
     assert bench.change("configure")
     assert bench.change("activate")
 
@@ -182,6 +182,18 @@ def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     assert bench.change("configure")
     assert bench.change("activate")
     bench.camera("/other")
+
+
+def test_a_parameter_is_refused_as_soon_as_the_node_has_read_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, read, answers = bench.node(), parameters.read_parameters, []
+
+    def read_and_set(values: dict[str, Any]) -> Any:
+        answers.extend(node.set_parameters([Parameter("dnn.object.score_threshold", value=0.75)]))
+        return read(values)
+
+    monkeypatch.setattr(parameters, "read_parameters", read_and_set)
+    assert bench.change("configure")
+    assert "read-only while the node is configuring" in answers[0].reason
 
 
 def test_a_parameter_that_is_set_during_the_activation_takes_effect(

@@ -84,6 +84,14 @@ def build_broken(config: NodeConfig, progress: Callable[[str], None]) -> Pipelin
     raise KeyError("broken")
 
 
+def build_with_unsendable_labels(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Its description cannot be sent to the node."""
+    pipeline = build(config, progress)
+    for dnn in pipeline.dnns.values():
+        dnn.outputs[""].labels = (threading.Lock(),)
+    return pipeline
+
+
 def build_exiting(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """As a module of another package that calls sys.exit."""
     sys.exit("this model needs another package")

@@ -54,6 +54,7 @@ def make() -> Iterator[Make]:
     [
         (fake_pipelines.build_wrong, "parameter dnn.object.model is 'nothing'\nand another line", True),
         (fake_pipelines.build_broken, "KeyError: 'broken'", False),
+        (fake_pipelines.build_with_unsendable_labels, "cannot pickle '_thread.lock' object", False),
         (fake_pipelines.build_exiting, "SystemExit: this model needs another package", False),
         (fake_pipelines.build_crashing, "the engine process ended while configuring: killed by SIGABRT", True),
     ],

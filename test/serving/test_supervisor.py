@@ -267,6 +267,24 @@ def test_a_changed_parameter_reaches_engines_that_are_configured_later() -> None
     assert (updates["lane"]["score_threshold"], updates["lane"]["priority"]) == (0.75, 9)
 
 
+def test_a_changed_parameter_reaches_an_engine_that_is_configured_during_the_swap_of_another_dnn() -> None:
+    bench = Bench()
+    for _ in range(2):
+        bench.lose("lane")
+        bench.settle()
+    swap = bench.swap({"lane": {"model": "b.onnx"}}, lambda: None)
+    bench.settle()
+    bench.lose("object")
+    configuring = bench.engines[-1]
+    bench.handle(configuring, messages.Ready())
+    assert configuring.phase is Phase.CONFIGURING
+    assert swap.commit()
+    bench.update("object", "priority", 9)
+    bench.settle()
+    assert bench.serving("object") is configuring
+    assert configuring.sent[-1].values["priority"] == 9
+
+
 def test_an_engine_that_does_not_finish_its_frames_is_replaced_when_the_node_stops() -> None:
     bench = Bench()
     engine = bench.serving("lane")
