@@ -18,6 +18,7 @@ import rclpy
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.common.errors import CommandError
@@ -119,6 +120,8 @@ def _spin(executor: MultiThreadedExecutor, node: MultiDnnNode, stop: _StopSignal
             executor.spin_once(timeout_sec=_POLL_S)
         except ExternalShutdownException:
             raise
+        except rclpy_implementation.InvalidHandle as error:  # a transition destroyed what the executor waited for
+            node.get_logger().debug(f"rclpy: {error}")
         except Exception:  # raised by a callback
             node.get_logger().error(f"a callback failed; the node keeps running: {traceback.format_exc()}")
 

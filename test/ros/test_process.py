@@ -113,6 +113,34 @@ raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
     assert "Traceback" not in done.stderr
 
 
+def test_the_node_logs_errors_of_callbacks_but_not_that_a_transition_destroyed_a_subscription(domain: int) -> None:
+    code = """
+import os, signal
+from rclpy.executors import MultiThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
+from multi_dnn_ros.ros import process
+
+errors = [rclpy_implementation.InvalidHandle("a destroyed subscription"), RuntimeError("a broken callback")]
+
+class Executor(MultiThreadedExecutor):
+    def spin_once(self, timeout_sec=None):
+        if errors:
+            raise errors.pop()
+        os.kill(os.getpid(), signal.SIGINT)
+
+process.MultiThreadedExecutor = Executor
+raise SystemExit(process.run(["--ros-args", "-p", "autostart:=false"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **loopback_environment(domain)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a callback failed; the node keeps running") == 1
+    assert "RuntimeError: a broken callback" in done.stderr
+    assert "a destroyed subscription" not in done.stderr
+
+
 def test_what_an_engine_process_logs_at_info_is_in_the_log_of_the_node(
     domain: int, tmp_path: Path, fork_server: ForkServer
 ) -> None:
