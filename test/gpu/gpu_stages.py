@@ -6,20 +6,17 @@ The networks are small: what takes the time of these tests is to compile, and to
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import nn
-from torchvision.models.regnet import BlockParams, RegNet
 from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.squeezenet import Fire
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
-from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.registry import allowed_precisions
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
@@ -43,13 +40,6 @@ def residual() -> nn.Module:
     return _in_scale(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10))
 
 
-def grouped() -> nn.Module:
-    """Two stages of RegNetY: convolutions in groups, squeeze and excitation."""
-    torch.manual_seed(0)
-    blocks = BlockParams([1, 2], [48, 104], [8, 8], [1.0, 1.0], [2, 2], se_ratio=0.25)
-    return _in_scale(RegNet(blocks, num_classes=10))
-
-
 def fire() -> nn.Module:
     """SqueezeNet's modules: two convolutions of one input, whose results are concatenated."""
     torch.manual_seed(0)
@@ -58,27 +48,7 @@ def fire() -> nn.Module:
     return _in_scale(nn.Sequential(*first, *modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)))
 
 
-def depthwise() -> nn.Module:
-    """MNASNet's layers: groups of one channel between 1x1 convolutions."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for inputs, outputs, window, step, groups in (
-        (3, 32, 3, 2, 1),
-        (32, 32, 3, 1, 32),
-        (32, 48, 1, 1, 1),
-        (48, 144, 1, 1, 1),
-        (144, 144, 5, 2, 144),
-        (144, 64, 1, 1, 1),
-    ):
-        layers += [
-            nn.Conv2d(inputs, outputs, window, step, window // 2, groups=groups, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-        ]
-    return _in_scale(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)))
-
-
-NETWORKS = {each.__name__: each for each in (residual, grouped, fire, depthwise)}
+NETWORKS = {each.__name__: each for each in (residual, fire)}
 
 
 class Warnings(logging.Handler):
@@ -127,16 +97,6 @@ def prepare_residual(backend: str, precision: str) -> Prepared:
         stages = chosen.prepare(jobs, EXAMPLE, GPU)
     assert settings == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     return Prepared(stages, inputs, expected, warnings, progress)
-
-
-class Recorder(Eager):
-    """Keeps the stages that it was given."""
-
-    def prepare(
-        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
-    ) -> tuple[Stage, ...]:
-        self.given = list(stages)
-        return super().prepare(stages, inputs, device, shared)
 
 
 def through(stages: tuple, inputs: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.pipeline.pipeline import Pipeline
-from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner, launch_cost_s
+from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
 from multi_dnn_ros.planning.measure import Times
 from multi_dnn_ros.planning.predictor import Predictor, write_predictor
@@ -140,12 +140,6 @@ def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCapt
 
     with pytest.raises(torch.OutOfMemoryError):
         JobPlanner(None, "", 1.0, timed=full).plan(dnn(nn.ReLU()), 3, target())
-
-
-def test_launch_cost_is_the_host_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(1000))
-    monkeypatch.setattr("multi_dnn_ros.planning.job_plan.time.perf_counter", lambda: float(next(ticks)))
-    assert launch_cost_s(target("onnxruntime")) == pytest.approx(1.0 / 20)  # for 20 calls per round
 
 
 # -- the cache of layer times
