@@ -143,7 +143,7 @@ def test_an_interrupted_run_continues(images: Path, tmp_path: Path) -> None:
     for name, losses in interrupted.items():  # the same ones: these steps were not repeated
         assert after[name]["losses"][: len(losses)] == losses
         assert len(after[name]["losses"]) == 40
-        assert after[name]["elapsed_s"] > before[name]["elapsed_s"]
+        assert (after[name]["elapsed_s"] > before[name]["elapsed_s"]) == (len(losses) < 40)
 
 
 @pytest.mark.long

@@ -44,4 +44,4 @@ def test_a_lost_host_of_a_cluster_is_replaced(job: FleetJob, tmp_path: Path, mon
         cluster.shutdown()
     assert lost_at
     assert hosts
-    assert len(fleet.jobs["wide"].losses) == 300
+    assert len(fleet.jobs["wide"].state.losses) == 300
