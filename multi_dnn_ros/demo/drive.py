@@ -124,6 +124,7 @@ class Demo:
             _watch(executor, recorder, node, source, drive, bar)
             _finish(executor, recorder)
             ended_in_time = node.stop()
+            recorder.flush()
             return node.peak_memory_bytes, ended_in_time
 
 

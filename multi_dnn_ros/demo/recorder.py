@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -21,14 +21,17 @@ from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 #: Reliable, with enough depth that nothing is lost while a large message is written.
 _QOS = QoSProfile(depth=50)
 _SETTINGS = ImageSettings("front", 1 << 24)
+#: 27 s of 640x480 at 10 Hz.
+_KEPT_BYTES = 256 << 20
 
 
 class Recorder:
     """Subscribes to `topics` (name to type) and writes every message.
 
-    image: topic of raw images that are written as JPEG on ``<image>/compressed``, a tenth of the size. watch: a topic
-    whose latest message is stored in :attr:`watched` and does not count as activity. latched: topics whose publishers
-    keep their last message for late subscribers.
+    image: topic of raw images that are written as JPEG on ``<image>/compressed``, a tenth of the size. Compressing
+    takes the processor time that the measured node needs, so it is left for :meth:`flush` up to _KEPT_BYTES of images.
+    watch: a topic whose latest message is stored in :attr:`watched` and does not count as activity. latched: topics
+    whose publishers keep their last message for late subscribers.
 
     Single-threaded: spin the node with a single-threaded executor.
     """
@@ -42,12 +45,19 @@ class Recorder:
         self.watched: bytes | None = None
         self._image, self._watch = image, watch
         self._clock, self._writer = node.get_clock(), writer
+        self._kept: deque[tuple[int, bytes]] = deque()  # time of receipt, image
+        self._kept_bytes = 0
         writer.add_topic(f"{image}/compressed", "sensor_msgs/msg/CompressedImage")
         for topic, msgtype in topics.items():
             if topic != image:
                 writer.add_topic(topic, msgtype, latched=topic in latched)
             qos = LATCHED if topic in latched else _QOS
             node.create_subscription(message_class(msgtype), topic, self._receiver(topic), qos, raw=True)
+
+    def flush(self) -> None:
+        """Compress and write the images that are still kept."""
+        while self._kept:
+            self._write_oldest()
 
     def _receiver(self, topic: str) -> Callable[[bytes], None]:
         def receive(data: bytes) -> None:
@@ -60,8 +70,16 @@ class Recorder:
             if topic != self._image:
                 self._writer.write(topic, stamp_ns, data)
                 return
-            message: Any = deserialize_message(data, Image)
-            jpeg = image_message(np.asarray(decode_image(message, _SETTINGS)), message.header, "jpeg")
-            self._writer.write(f"{topic}/compressed", stamp_ns, bytes(serialize_message(jpeg)))
+            self._kept.append((stamp_ns, data))
+            self._kept_bytes += len(data)
+            while self._kept_bytes > _KEPT_BYTES:
+                self._write_oldest()
 
         return receive
+
+    def _write_oldest(self) -> None:
+        stamp_ns, data = self._kept.popleft()
+        self._kept_bytes -= len(data)
+        message: Any = deserialize_message(data, Image)
+        jpeg = image_message(np.asarray(decode_image(message, _SETTINGS)), message.header, "jpeg")
+        self._writer.write(f"{self._image}/compressed", stamp_ns, bytes(serialize_message(jpeg)))

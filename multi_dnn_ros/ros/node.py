@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+from lifecycle_msgs.srv import ChangeState
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
+from rclpy.timer import Timer
 
 from multi_dnn_ros.ros.board import BoardMonitor
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, VERSIONS, WARN, Diagnostics, Status, progress_text
@@ -34,7 +36,7 @@ _POLL_S = 0.05
 
 
 class MultiDnnNode(LifecycleNode):
-    """The node of the package, for an executor of at least two threads: a transition occupies one until it ends.
+    """The node of the package. Transitions (see is_transition) may run in a thread beside that of all other callbacks.
 
     configure: start the engine; load, cut and warm up the DNNs. activate: subscribe to the cameras and serve.
     deactivate: accept no more frames and finish those in progress. cleanup: end the engine, which frees all memory that
@@ -71,6 +73,7 @@ class MultiDnnNode(LifecycleNode):
         self._board = board(self.get_logger().warning)
         self._node_parameters = NodeParameters(self, self._apply, lambda: self._swaps)
         self._diagnostics = Diagnostics(self, self._node_parameters.value("diagnostics_period_s"), self._statuses)
+        self._start_timer: Timer | None = None
         if self.autostart:
             # On the steady clock, because simulated time may be paused.
             clock = Clock(clock_type=ClockType.STEADY_TIME)
@@ -80,6 +83,12 @@ class MultiDnnNode(LifecycleNode):
     def autostart(self) -> bool:
         """The value of the parameter `autostart`."""
         return bool(self._node_parameters.value("autostart"))
+
+    def is_transition(self, entity: object) -> bool:
+        """Whether the callback of this entity of the node may take long, because it runs transitions."""
+        return getattr(entity, "srv_type", None) is ChangeState or (
+            isinstance(entity, Timer) and entity is self._start_timer
+        )
 
     def close(self) -> None:
         """Cancel a transition in progress, stop and free everything; for the end of the process."""
@@ -169,6 +178,7 @@ class MultiDnnNode(LifecycleNode):
 
     def _start(self) -> None:
         """Configure and activate; called once, by a timer."""
+        assert self._start_timer is not None
         self._start_timer.cancel()
         try:
             if not self._closing and self.trigger_configure() is SUCCESS and not self._closing:
