@@ -11,7 +11,7 @@ import socket
 import sys
 import traceback
 from collections.abc import MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -122,6 +122,7 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
     2 ms, and 6 ms at the 95th percentile (two CPU cores).
     """
     transitions = ThreadPoolExecutor(1, thread_name_prefix="transition")
+    transition: Future[None] | None = None
     try:
         while stop.number is None and rclpy.ok():
             try:
@@ -131,9 +132,9 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
             except rclpy_implementation.InvalidHandle as error:  # a transition destroyed what the executor waited for
                 node.get_logger().debug(f"rclpy: {error}")
                 continue
-            if node.is_transition(entity):
-                transitions.submit(_call, callback, node)
-            else:
+            if node.is_transition(entity) and (transition is None or transition.done()):
+                transition = transitions.submit(_call, callback, node)
+            else:  # also a request during a transition, which rclpy refuses at once
                 _call(callback, node)
     except ShutdownException:
         pass

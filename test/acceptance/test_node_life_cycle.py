@@ -100,8 +100,10 @@ def test_a_signal_ends_the_active_node_with_its_counts(client: Client, inactive:
         assert "/robot" not in [publisher.node_namespace for publisher in publishers], topic
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_signal_while_configuring_and_a_killed_node(client: Client, start_node: Callable[..., Node]) -> None:
-    interrupted = start_node({"dnns": ["lane", "object"]}, name="/interrupted")
+    slow = {"role": "object", "model": "torchvision:retinanet_resnet50_fpn", "weights": "random", "keep": ["car"]}
+    interrupted = start_node({"dnns": ["object"], "dnn": {"object": slow}}, name="/interrupted")  # it is exported
     killed = start_node({"dnns": ["object"]}, name="/killed")
     client.wait_for(has_state(interrupted, "configuring"), "configuring")
     assert interrupted.end() == 0

@@ -91,6 +91,10 @@ def test_misspelt_names_are_errors_and_foreign_ones_warnings(client: Client, sta
 
 @pytest.fixture(scope="module")
 def dnn(node: Node) -> DnnOnCamera:
+    if node.state() != "active":  # the first test of the node ran in another process
+        node.set({MODEL: "builtin:object", **{name: right for name, (_, _, right) in VALUES.items()}})
+        assert node.change_state("configure")
+        assert node.change_state("activate")
     node.wait_until_active()
     return DnnOnCamera(node).connect()
 

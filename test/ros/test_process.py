@@ -116,19 +116,27 @@ raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
 def test_the_node_logs_errors_of_callbacks_but_not_that_a_transition_destroyed_a_subscription(domain: int) -> None:
     code = """
 import os, signal
-from rclpy.executors import MultiThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.task import Task
 from multi_dnn_ros.ros import process
 
-errors = [rclpy_implementation.InvalidHandle("a destroyed subscription"), RuntimeError("a broken callback")]
+def broken():
+    raise RuntimeError("a broken callback")
 
-class Executor(MultiThreadedExecutor):
-    def spin_once(self, timeout_sec=None):
-        if errors:
-            raise errors.pop()
+def destroyed():
+    raise rclpy_implementation.InvalidHandle("a destroyed subscription")
+
+steps = [destroyed, lambda: (Task(broken), None, None)]
+
+class Executor(SingleThreadedExecutor):
+    def wait_for_ready_callbacks(self, *args, **kwargs):
+        if steps:
+            return steps.pop()()
         os.kill(os.getpid(), signal.SIGINT)
+        return Task(lambda: None), None, None
 
-process.MultiThreadedExecutor = Executor
+process.SingleThreadedExecutor = Executor
 raise SystemExit(process.run(["--ros-args", "-p", "autostart:=false"]))
 """
     done = subprocess.run(
