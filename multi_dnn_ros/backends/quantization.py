@@ -49,8 +49,8 @@ _FORMAT = "multi_dnn_ros int8 1"
 class Calibration:
     """Images to calibrate with.
 
-    inputs: returns the DNN's inputs for at least four images of its camera, one image each, with a row for each of its
-    tiles; called only if the DNN is quantized. progress: called with a line before slow steps.
+    inputs: returns the DNN's inputs for at least four images of its camera, one image each; called only if the DNN is
+    quantized. progress: called with a line before slow steps.
     """
 
     inputs: Callable[[], Sequence[Tensors]]

@@ -97,12 +97,6 @@ def run_on_zeros(source: Source, model: str, size: tuple[int, int]) -> tuple[tup
     return tuple(tuple(output.shape) for output in outputs)
 
 
-def is_decided(source: Source, config: DnnConfig) -> bool:
-    """Whether parameter, source or role names the decoder."""
-    preset = PRESETS.get(config.role)
-    return bool(config.decoder != "auto" or source.decoder or (preset is not None and preset.decoder))
-
-
 def decoders_for(source: Source) -> list[str]:
     """Names of the decoders that parameter `decoder` may select for this network."""
     return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]

@@ -20,7 +20,7 @@ from multi_dnn_ros.backends.host import inference
 from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
-from multi_dnn_ros.planning.clock import synchronize, timed_ms
+from multi_dnn_ros.planning.clock import median_s, synchronize, timed_ms
 
 if TYPE_CHECKING:
     import torch
@@ -86,12 +86,8 @@ def _stream(device: torch.device, sms: int) -> AbstractContextManager[Any]:
 
 def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
     """Median wall time of a single image, from preprocessing to decoding, while nothing else runs."""
-    times = []
-    for _ in range(_ROUNDS):
-        begin = time.perf_counter()
-        run_on_black(task, device, *task.enlarge_to_min((HEIGHT, WIDTH)))
-        times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
+    size = task.enlarge_to_min((HEIGHT, WIDTH))
+    return 1e3 * median_s(lambda: run_on_black(task, device, *size), _ROUNDS)
 
 
 def measure_alone(task: DnnTask, device: torch.device) -> FrameTimes:

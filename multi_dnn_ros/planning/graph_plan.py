@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,15 +14,16 @@ from onnx import TensorProto, helper
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, node_times_ms
+from multi_dnn_ros.planning.clock import median_s
+from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH
 
 if TYPE_CHECKING:
     from multi_dnn_ros.graph.cut import NodeCost
 
 log = logging.getLogger(__name__)
 
-#: Image size for timing preprocessing: the cameras' sizes are not known yet.
-_HEIGHT, _WIDTH = 480, 640
-_PREPROCESS_ROUNDS = 5
+#: How often preprocessing is timed.
+PREPROCESS_ROUNDS = 5
 #: Rounds, and calls per round, by which the cost of a launch is measured.
 LAUNCH_ROUNDS, LAUNCHES = 15, 20
 
@@ -74,8 +73,10 @@ def plan_graph(dnn: Dnn, jobs: int, bound_s: float, predicted_ms: Callable[[], f
     jobs: number of jobs, used if there is no bound. bound_s: maximum duration of a job; 0: none. predicted_ms: returns
     the predicted time of the whole DNN, which is divided among the nodes as measured; None: there is no predictor.
     """
+    if predicted_ms is None and not bound_s:
+        return JobPlan(jobs)
     graph = OptimizedGraph(dnn.module.model)
-    if not graph.nodes or (predicted_ms is None and not bound_s):
+    if not graph.nodes:
         return JobPlan(jobs)
     ms, known = node_times_ms(graph), "measured"
     predicted = None if predicted_ms is None else predicted_ms()
@@ -108,13 +109,7 @@ def _session_cost_s() -> float:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (ready,) = make_sessions(model)
     number = np.zeros(1, np.float32)
-    times = []
-    for _ in range(LAUNCH_ROUNDS):
-        begin = time.perf_counter()
-        for _ in range(LAUNCHES):
-            ready((number,))
-        times.append((time.perf_counter() - begin) / LAUNCHES)
-    return statistics.median(times)
+    return median_s(lambda: ready((number,)), LAUNCH_ROUNDS, LAUNCHES)
 
 
 def _unmet(length: JobLength, names: Sequence[str], ms: Sequence[float], launch_s: float) -> list[str]:
@@ -137,10 +132,6 @@ def _unmet(length: JobLength, names: Sequence[str], ms: Sequence[float], launch_
 
 
 def _preprocess_ms(dnn: Dnn) -> float:
-    image = np.zeros((*dnn.view.enlarge_to_min((_HEIGHT, _WIDTH)), 3), np.uint8)
-    times = []
-    for _ in range(1 + _PREPROCESS_ROUNDS):
-        begin = time.perf_counter()
-        dnn.array_inputs(image)
-        times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times[1:])
+    image = np.zeros((*dnn.view.enlarge_to_min((HEIGHT, WIDTH)), 3), np.uint8)
+    dnn.array_inputs(image)
+    return 1e3 * median_s(lambda: dnn.array_inputs(image), PREPROCESS_ROUNDS)

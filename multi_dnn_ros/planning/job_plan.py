@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,8 +18,15 @@ from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.graph.layers import Layer, node_costs
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
-from multi_dnn_ros.planning.clock import synchronize
-from multi_dnn_ros.planning.graph_plan import LAUNCH_ROUNDS, LAUNCHES, JobPlan, bounded_length
+from multi_dnn_ros.planning.clock import median_s, synchronize
+from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH
+from multi_dnn_ros.planning.graph_plan import (
+    LAUNCH_ROUNDS,
+    LAUNCHES,
+    PREPROCESS_ROUNDS,
+    JobPlan,
+    bounded_length,
+)
 from multi_dnn_ros.planning.layer_times import read_layer_times, write_layer_times
 from multi_dnn_ros.planning.measure import Times, Traced, measure, trace_for
 from multi_dnn_ros.planning.predictor import Predictor
@@ -29,9 +36,6 @@ log = logging.getLogger(__name__)
 
 #: Number of times that each layer is measured while configuring.
 ROUNDS = 7
-#: Image size for timing preprocessing: the cameras' sizes are not known yet.
-_HEIGHT, _WIDTH = 480, 640
-_PREPROCESS_ROUNDS = 5
 
 
 class JobPlanner:
@@ -139,27 +143,21 @@ def launch_cost_s(target: Target) -> float:
     inputs = (torch.zeros(1),)
     (ready,) = target.make_backend().prepare(cut_graph(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
     carried = ready.inputs if isinstance(ready, StaticStage) else tuple(tensor.to(target.device) for tensor in inputs)
-    times = []
     with torch.inference_mode():
-        for _ in range(LAUNCH_ROUNDS):
-            synchronize(target.device)  # launches block once about a thousand are pending
-            begin = time.perf_counter()
-            for _ in range(LAUNCHES):
-                ready(carried)
-            times.append((time.perf_counter() - begin) / LAUNCHES)
-        synchronize(target.device)
-    return statistics.median(times)
+        # Between the rounds, because launches block once about a thousand are pending.
+        wait = partial(synchronize, target.device)
+        found = median_s(lambda: ready(carried), LAUNCH_ROUNDS, LAUNCHES, before=wait)
+        wait()
+    return found
 
 
 def _preprocess_ms(dnn: Dnn, device: torch.device) -> float:
-    image = torch.zeros((*dnn.view.enlarge_to_min((_HEIGHT, _WIDTH)), 3), dtype=torch.uint8, device=device)
-    times = []
-    with torch.inference_mode():
+    image = torch.zeros((*dnn.view.enlarge_to_min((HEIGHT, WIDTH)), 3), dtype=torch.uint8, device=device)
+
+    def preprocess() -> None:
         dnn.inputs(image)
-        for _ in range(_PREPROCESS_ROUNDS):
-            synchronize(device)
-            begin = time.perf_counter()
-            dnn.inputs(image)
-            synchronize(device)
-            times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
+        synchronize(device)
+
+    with torch.inference_mode():
+        preprocess()
+        return 1e3 * median_s(preprocess, PREPROCESS_ROUNDS)

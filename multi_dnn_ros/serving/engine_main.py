@@ -152,8 +152,6 @@ class EngineProgram:
 
         background = request.in_background
         if background:
-            from multi_dnn_ros.backends.thread_priority import keep_priority
-
             keep_priority()  # for the threads of ONNX Runtime, which run the DNNs later
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)
         part = request.config.model_copy(update={"dnns": {name: request.config.dnns[name] for name in request.dnns}})
