@@ -28,7 +28,7 @@ class AnchorHead:
     """What a detector's outputs mean.
 
     names, shapes: of its outputs, in order. anchors: (N, 4) float32 x1, y1, x2, y2 in input pixels. level_sizes: number
-    of anchors per feature map. max_rows: at most so many rows per feature map can become boxes; per class if by_class
+    of anchors per feature map. max_rows: how many rows per feature map can become boxes; per class if by_class
     (SSD: softmax with class 0 as background; the others have a sigmoid per class). weights: of the offsets from an
     anchor's center and size; None: offsets are the distances of the sides from its center (FCOS), in shares of its
     size if scale_by_size. max_log: upper limit of the logarithm of width and height.
