@@ -58,13 +58,9 @@ def test_every_order_of_transitions(client: Client, start_node: Callable[..., No
     assert not client.node.get_publishers_info_by_topic(node.topic("front/object/detections"))
 
 
-@pytest.fixture(scope="module")
-def inactive(start_node: Callable[..., Node]) -> Node:
-    """A node in a namespace, started by the other program."""
-    return start_node({"autostart": False, "dnns": ["object"]}, name="/robot/multi_dnn", program="multi_dnn_node")
-
-
-def test_the_node_responds_while_it_is_configured(client: Client, inactive: Node) -> None:
+def test_the_node_responds_while_it_is_configured(client: Client, start_node: Callable[..., Node]) -> None:
+    options = {"autostart": False, "dnns": ["object"]}
+    inactive = start_node(options, name="/robot/multi_dnn", program="multi_dnn_node")  # the other program
     configured = inactive.request_state("configure")
     client.wait_for(has_state(inactive, "configuring"), "configuring")
     assert inactive.state() == "configuring"
@@ -77,27 +73,33 @@ def test_the_node_responds_while_it_is_configured(client: Client, inactive: Node
     assert inactive.state() == "unconfigured"
 
 
-def test_a_signal_ends_the_active_node_with_its_counts(client: Client, inactive: Node) -> None:
-    node = inactive
+def test_a_signal_ends_the_active_node_with_its_counts(client: Client, start_node: Callable[..., Node]) -> None:
+    node = start_node({"autostart": False, "dnns": ["object"]}, name="/signalled/multi_dnn")
     assert node.change_state("configure")
     assert node.change_state("activate")
     dnn = DnnOnCamera(node).connect()
     client.wait_for(lambda: node.engine_pid, "an engine process")
     assert node.end(signal.SIGTERM) == 0
     published, offered = map(int, re.findall(r"object on front: (\d+) of (\d+) frames published", node.log)[-1])
-    assert published == len(dnn.results.messages) <= offered
+    assert published <= offered
+    client.wait_for(lambda: len(dnn.results.messages) == published, "every published result")
     assert "Traceback" not in node.log
     assert "unconfigured" not in node.log.split("received SIGTERM")[1]
     assert not exists(node.engine_pid)
-    # Nothing of it is left on the graph, and nothing is published any more.
-    nodes = client.node.get_node_names_and_namespaces
-    client.wait_for(lambda: "/robot" not in dict(nodes()).values(), "the node to leave the graph")
+
+    # Nothing of it is left on the graph, and nothing is published any more. A node's name and its publishers leave
+    # the graph one after the other.
+    def remaining() -> list[str]:
+        graph = client.node
+        nodes = [namespace for _, namespace in graph.get_node_names_and_namespaces()]
+        topics = [topic for topic, _ in graph.get_topic_names_and_types()]
+        publishers = [publisher for topic in topics for publisher in graph.get_publishers_info_by_topic(topic)]
+        return [name for name in nodes + [publisher.node_namespace for publisher in publishers] if name == "/signalled"]
+
+    client.wait_for(lambda: not remaining(), "the node and its publishers to leave the graph")
     dnn.camera.send()
     client.spin(0.5)
     assert len(dnn.results.messages) == published
-    for topic, _ in client.node.get_topic_names_and_types():
-        publishers = client.node.get_publishers_info_by_topic(topic)
-        assert "/robot" not in [publisher.node_namespace for publisher in publishers], topic
 
 
 @pytest.mark.usefixtures("own_cache")
