@@ -55,7 +55,7 @@ install-kilted: $(KILTED)/.installed ## ROS 2 Kilted beside $(VENV)
 
 $(INSTALLED)-demo $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt tools/ros_environment.py
 	sh tools/check_machine.sh "$(PYTHON)" $(if $(filter demo,$*),2,8) $(ROS)
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(if $(ROS),,--system-site-packages) $(VENV) # a sourced ROS 2 uses the system's packages
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[$*$(ROS:%=,%)]"
 	$(if $(ROS),$(BIN)/python tools/ros_environment.py)
 	touch $@
