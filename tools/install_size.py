@@ -36,7 +36,7 @@ _CLI = "import sys; from multi_dnn_ros.cli.main import main; sys.exit(main({}))"
 _NODE = """
 import multi_dnn_ros.ros.process
 from multi_dnn_ros.settings.params_file import read_params_file
-from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.schema import NodeConfig
 settings = read_params_file(config_file("multi_dnn.yaml")).model_dump()

@@ -120,7 +120,7 @@ def _mixes(args: argparse.Namespace) -> dict[str, Any]:
     if args.params_file is not None:
         return {args.params_file.stem: options.read_config(args)}
     from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.serving.choices import choose_device
 
     mixes = {"builtin": options.read_config(args)}
     if choose_device(mixes["builtin"].device, "--device is").type == "cuda":

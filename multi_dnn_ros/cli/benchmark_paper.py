@@ -94,7 +94,7 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.dnns import check_partition
-    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.serving.choices import choose_device
 
     if args.output is not None:
         require("--output", "matplotlib")

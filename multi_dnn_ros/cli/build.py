@@ -69,7 +69,7 @@ def _configure(config: NodeConfig, report: Callable[[str], None]) -> float:
     begin = time.monotonic()
     host = Host()
     try:
-        host.configure(config, lambda step: report(f"{time.monotonic() - begin:7.1f} s  {step.text}"))
+        host.configure(config, lambda step: report(f"{time.monotonic() - begin:7.1f} s  {step}"))
         return time.monotonic() - begin
     finally:
         host.close()

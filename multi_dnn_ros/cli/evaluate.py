@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     check_writable("--report", report)
     if args.params_file is not None:
         return _run_configured(args, report)
-    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.serving.choices import choose_device
 
     networks.check_weights(args, *args.models)
     device = choose_device(args.device, "--device is")
@@ -262,7 +262,7 @@ def _share(value: float | None) -> str:
 def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
     """Score each result of the DNN of --params-file on whole images. Returns 1 if no result has a score."""
     from multi_dnn_ros.models.load import load_dnn
-    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.serving.choices import choose_device
     from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
     from multi_dnn_ros.training.data import evenly_spaced
     from multi_dnn_ros.vision.results import OutputError

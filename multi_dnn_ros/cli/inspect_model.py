@@ -189,9 +189,9 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any], problems: list[s
 def _run_on_cpu(dnn: Dnn, config: DnnConfig) -> str:
     """Run the DNN on a black image as the node would on this CPU. Raises RuntimeError or ModelError."""
     from multi_dnn_ros.backends.host import CPU
-    from multi_dnn_ros.pipeline.build import make_task
-    from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
     from multi_dnn_ros.planning.frame_times import run_on_black
+    from multi_dnn_ros.serving.build import make_task
+    from multi_dnn_ros.serving.choices import backend_name, choose_backend
 
     task = make_task(dnn, config, ("camera",), choose_backend("auto", CPU, dnn=_NAME), CPU)
     run_on_black(task, CPU, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))

@@ -180,8 +180,8 @@ def read_target(args: argparse.Namespace, calibration: Callable[[], Sequence[Ten
     calibration: makes the inputs on which int8 is calibrated; needed only for that precision.
     """
     from multi_dnn_ros.benchmark.paper.dnns import check_partition
-    from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target
+    from multi_dnn_ros.serving import choices
 
     if args.backend not in ("auto", *extensions.names(extensions.BACKENDS)):
         raise UsageError(f"--backend is '{args.backend}'; allowed: {BACKEND_NAMES}")
@@ -200,10 +200,10 @@ def read_target(args: argparse.Namespace, calibration: Callable[[], Sequence[Ten
 
 def calibration_inputs(network: Trainable, folder: str = "") -> list[Tensors]:
     """The arguments of `network.network` for each image of a folder, as for scoring; empty: the package's images."""
-    from multi_dnn_ros.pipeline.calibration import calibration_images
+    from multi_dnn_ros.serving.sample_images import sample_images
     from multi_dnn_ros.training.samples import framed
 
-    return [network.input_of(framed(image, network.framing)) for image in calibration_images(folder)]
+    return [network.input_of(framed(image, network.framing)) for _, image in sample_images(folder)]
 
 
 def copies(target: Target) -> tuple[int, int]:

@@ -270,8 +270,8 @@ def fit(args: argparse.Namespace) -> int:
         if camera not in rates:
             raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")
         rates[camera] = hz
-    from multi_dnn_ros.pipeline.build import build
-    from multi_dnn_ros.pipeline.fit_check import measure_fit
+    from multi_dnn_ros.serving.build import build
+    from multi_dnn_ros.serving.configure import measure_fit
 
     pipeline = build(config)
     found = measure_fit(config, pipeline, rates, pipeline.predictor)
@@ -308,13 +308,13 @@ def training(args: argparse.Namespace) -> int:
     from multi_dnn_ros.backends.eager import Eager
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.common.resources import cpu_count
-    from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.profiling import training_report
     from multi_dnn_ros.profiling.limits import measure_limits
     from multi_dnn_ros.profiling.processes import local_processes, run_here, run_processes
     from multi_dnn_ros.profiling.torch_threads import torch_threads
     from multi_dnn_ros.profiling.training import Request, measure_training
+    from multi_dnn_ros.serving.choices import choose_device
 
     device = choose_device(args.device, "--device is")
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0

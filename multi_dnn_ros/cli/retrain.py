@@ -85,7 +85,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
     networks.check_files(args.weights, args.data, args.model, *([args.teacher] if args.teacher else []))
-    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.serving.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain

@@ -38,7 +38,7 @@ def check_available(units: Sequence[Unit], precision: str) -> None:
     import torch
 
     from multi_dnn_ros.backends import onnx_providers
-    from multi_dnn_ros.pipeline.choices import check_backend
+    from multi_dnn_ros.serving.choices import check_backend
 
     gpus, providers = torch.cuda.device_count(), onnx_providers.available()
     for unit in units:

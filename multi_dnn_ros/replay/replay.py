@@ -19,11 +19,11 @@ from multi_dnn_ros.common.errors import CommandError, FrameError
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.message_definitions import canonical
 from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.ros.result_messages import label_info_message
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image

@@ -19,7 +19,6 @@ from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 
 from multi_dnn_ros.engine.task import DropEffect, DropReason
-from multi_dnn_ros.serving.descriptions import Progress
 from multi_dnn_ros.serving.statistics import DnnCameraStatistics, Percentiles
 
 #: Versions that a bug report needs. ROS: the distribution.
@@ -125,18 +124,6 @@ class Diagnostics:
             for status in self._statuses()
         ]
         self._publisher.publish(message)
-
-
-def progress_text(progress: Progress) -> str:
-    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
-    parts = [progress.text]
-    if progress.ready < progress.total:
-        parts.insert(0, f"DNN {progress.ready + 1} of {progress.total}")
-    elif progress.total:
-        parts.insert(0, f"{progress.ready} of {progress.total} DNNs ready")
-    if progress.left_s is not None:
-        parts.append(f"about {progress.left_s:.0f} s left")
-    return ", ".join(parts)
 
 
 def dnn_level(now: DnnCameraStatistics, before: DnnCameraStatistics, silence: str) -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 
-from multi_dnn_ros.ros.diagnostics import OK, WARN, Status, progress_text
+from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
 from multi_dnn_ros.ros.served_dnns import ServedDnns
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription
 from multi_dnn_ros.serving.swap import Swap
@@ -69,8 +69,8 @@ class ModelSwaps:
         """The status of the latest swap; none before the first one."""
         swap, text = self._swap, self._text
         if swap is not None:
-            if self._under_way and (progress := swap.progress) is not None:
-                text += f": {progress_text(progress)}"
+            if self._under_way and swap.progress:
+                text += f": {swap.progress}"
             gaps = {f"gap of {dnn} (ms)": f"{gap_ms:.0f}" for dnn, gap_ms in list(swap.gaps_ms.items())}
             yield Status("model swap", self._level, text, {"settings": self._listed(), **gaps})
 

@@ -18,12 +18,11 @@ from rclpy.node import Node
 from rclpy.timer import Timer
 
 from multi_dnn_ros.ros.board import BoardMonitor
-from multi_dnn_ros.ros.diagnostics import ERROR, OK, VERSIONS, WARN, Diagnostics, Status, progress_text
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, VERSIONS, WARN, Diagnostics, Status
 from multi_dnn_ros.ros.model_swap import ModelSwaps
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.served_dnns import ServedDnns
-from multi_dnn_ros.serving import default_build
-from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, Progress
+from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, build_pipeline
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S
 
@@ -49,7 +48,7 @@ class MultiDnnNode(LifecycleNode):
     def __init__(
         self,
         *,
-        build: Build = default_build.build,
+        build: Build = build_pipeline,
         host: Callable[[Build], Host] = Host,
         board: Callable[[Callable[[str], None]], BoardMonitor] = BoardMonitor,
         **arguments: Any,
@@ -60,7 +59,7 @@ class MultiDnnNode(LifecycleNode):
         self._build = build
         self._make_host = host
         self._host: Host | None = None  # from the start of configuring
-        self._progress: Progress | None = None  # while configuring
+        self._progress: str | None = None  # while configuring
         self._served: ServedDnns | None = None  # while configured, as _swaps
         self._swaps: ModelSwaps | None = None
         self._failure = ""  # why the last transition failed
@@ -187,12 +186,12 @@ class MultiDnnNode(LifecycleNode):
             self.get_logger().warning(f"autostart ends: {error}")
 
     def _configure(self) -> None:
-        self._progress = Progress("reading the parameters")
+        self._progress = "reading the parameters"
         config = self._node_parameters.lock("configuring")  # later changes would not be part of this configuration
         self._host = host = self._make_host(self._build)
         if self._closing:
             raise Cancelled
-        self._progress = Progress("loading the engine")
+        self._progress = "loading the engine"
         description = host.configure(config, self._report_progress)
         with self._changes:
             self._served = ServedDnns(self, config, host, description)
@@ -205,10 +204,10 @@ class MultiDnnNode(LifecycleNode):
             f"workers {description.workers} on {description.device}; policy {config.policy}; {memory}"
         )
 
-    def _report_progress(self, progress: Progress) -> None:
-        before, self._progress = self._progress, progress
-        if before is None or before.text != progress.text:
-            self.get_logger().info(progress.text)
+    def _report_progress(self, text: str) -> None:
+        before, self._progress = self._progress, text
+        if before != text:
+            self.get_logger().info(text)
 
     def _stop_serving(self) -> None:
         if self._served is not None and (hanging := self._served.stop()):
@@ -269,7 +268,7 @@ class MultiDnnNode(LifecycleNode):
             return Status("node", ERROR, self._failure, values)
         if self.hung:
             return Status("node", ERROR, f"threads hang: {', '.join(self.hung)}", values)
-        text = self._state if progress is None else f"configuring: {progress_text(progress)}"
+        text = self._state if progress is None else f"configuring: {progress}"
         return Status("node", OK if served is not None else WARN, text, values)
 
     def _statuses(self) -> Iterator[Status]:

@@ -6,7 +6,7 @@ import io
 import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pickle import Pickler
@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_model
-from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.pipeline.progress_lines import DnnReady
-from multi_dnn_ros.planning.batch_units import sharing_warnings
-from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH, run_on_black
-from multi_dnn_ros.serving import default_build
-from multi_dnn_ros.serving.descriptions import Build, DnnDescription, EngineDescription, Progress, ResultDescription
+from multi_dnn_ros.planning.fit import Demand, Fit
+from multi_dnn_ros.planning.frame_times import (
+    HEIGHT,
+    WIDTH,
+    measure_alone,
+    measure_speedup,
+    predict_times,
+    run_on_black,
+)
+from multi_dnn_ros.serving.choices import timing_target
+from multi_dnn_ros.serving.descriptions import Build, DnnDescription, EngineDescription, ResultDescription
 from multi_dnn_ros.serving.memory import freeze_heap
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -29,48 +34,29 @@ if TYPE_CHECKING:
     import torch
 
     from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
-    from multi_dnn_ros.pipeline.pipeline import Pipeline
-    from multi_dnn_ros.planning.fit import Fit
+    from multi_dnn_ros.planning.predictor import Predictor
+    from multi_dnn_ros.serving.tasks import Pipeline
 
 log = logging.getLogger(__name__)
 
 
 def configure(
-    config: NodeConfig, build: Build, report: Callable[[Progress], None], *, measure_capacity: bool = True
+    config: NodeConfig, build: Build, progress: Callable[[str], None], *, measure_capacity: bool = True
 ) -> tuple[Pipeline, EngineDescription]:
     """Load, cut and warm up the DNNs of `config`. Returns the pipeline and its description.
 
-    build: makes the pipeline from the parameters. report: called with each step. measure_capacity: also measure whether
-    the DNNs fit the device, for a second or two.
+    build: makes the pipeline from the parameters. progress: called with each step. measure_capacity: also measure
+    whether the DNNs fit the device, for a second or two.
     Raises what `build` raises (ValueError or OSError because of parameters and files), ValueError for a device that
     cannot decode JPEG files although a parameter jpeg_decoder requires it, and RuntimeError for a DNN that fails on a
     black image. Call this function from one thread per process only, because torch.export crashes in a second thread.
     """
-    progress = _ProgressReport(len(config.dnns), report)
     pipeline: Pipeline = build(config, progress)
     pipeline = replace(pipeline, jpeg_decoder=_jpeg_decoder(config, pipeline))
     warm_up(pipeline.tasks, pipeline.device, progress)
-    fit = _measure_fit(config, pipeline, progress) if measure_capacity else None
+    fit = _measured_fit(config, pipeline, progress) if measure_capacity else None
     freeze_heap()
     return pipeline, _describe(pipeline, fit)
-
-
-def find_devices(config: NodeConfig, build: Build) -> dict[str, str]:
-    """The name of the device of each DNN, which the node's process cannot know: it does not know the GPUs.
-
-    Raises ConfigError with all problems of the parameters, because problems of the last device would otherwise be
-    reported only when the DNNs of the other devices are ready.
-    """
-    from multi_dnn_ros.pipeline.choices import ConfigError  # these load torchvision, which only some builds need
-    from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units
-    from multi_dnn_ros.pipeline.settings_check import check_settings
-
-    if build is default_build.build and (problems := check_settings(config, load=False).problems):
-        raise ConfigError("\n".join(problems))
-    units = dnn_units(config)
-    for warning in sharing_warnings(devices_in_use(units), cpu_count()):
-        log.warning("parameters dnn.<dnn>.device: %s", warning)
-    return {dnn: unit.name for dnn, unit in units.items()}
 
 
 def describe_failure(error: BaseException) -> tuple[str, bool]:
@@ -120,29 +106,6 @@ class _TorchFreePickler(Pickler):
             raise TypeError(f"it holds an object of PyTorch: {module}.{name}")
 
 
-class _ProgressReport:
-    """Turns lines of progress into :class:`Progress`. The remaining time is estimated from the DNNs that are ready.
-
-    total: number of DNNs. report: called with each Progress.
-    """
-
-    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
-        self._total = total
-        self._report = report
-        self._begin = self._last_ready = time.monotonic()
-        self._ready = 0
-
-    def __call__(self, text: str) -> None:
-        now, left_s = time.monotonic(), None
-        if isinstance(text, DnnReady):
-            self._ready += 1
-            self._last_ready = now
-        if 0 < self._ready < self._total:
-            mean_s = (self._last_ready - self._begin) / self._ready
-            left_s = max(0.0, mean_s * (self._total - self._ready) - (now - self._last_ready))
-        self._report(Progress(str(text), self._ready, self._total, left_s))
-
-
 def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
     """The decoder of JPEG files on the device; None if no camera of the DNNs uses it, or if the device cannot.
 
@@ -168,15 +131,49 @@ def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
     return None
 
 
-def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str], None]) -> Fit | None:
-    """None if a camera has no rate, or if the measurement raises ValueError. With a predictor that knows all layers,
-    the times are predicted.
+def measure_fit(
+    config: NodeConfig, pipeline: Pipeline, rates: Mapping[str, float], predictor: Predictor | None = None
+) -> Fit:
+    """The times of the DNNs of `config`, and their demand at these rates. The engine must not serve at the same time.
+
+    rates: hertz by camera; `max_rate_hz` may limit them. A DNN with `enable: false` counts, because it can be enabled
+    at any time. predictor: its times are used if it knows all DNNs; otherwise they are measured. Images are black and
+    have 640x480 pixels.
     """
+    unpredicted: tuple[str, ...] = ()
+    times = None
+    if predictor is not None:
+        targets = {
+            task.name: timing_target(task.name, config.dnns[task.name], pipeline.device) for task in pipeline.tasks
+        }
+        times, speedup, unpredicted = predict_times(pipeline.dnns, pipeline.tasks, predictor, targets, pipeline.servers)
+    if times is None or unpredicted:
+        times = {task.name: measure_alone(task, pipeline.device) for task in pipeline.tasks}
+        speedup = measure_speedup(pipeline.tasks, pipeline.device, pipeline.servers)
+    demands = []
+    for task in pipeline.tasks:
+        own, settings = times[task.name], config.dnns[task.name]
+        first, *rest = own.jobs_ms
+        demands.append(
+            Demand(
+                task.name,
+                {camera: settings.limited_hz(rates[camera]) for camera in task.cameras},
+                own.inference_ms,
+                (own.preprocess_ms + first, *rest),
+                own.batch,
+                settings.deadline_ms or None,
+                settings.priority,
+                settings.batch_delay_ms if task.batches else 0.0,
+            )
+        )
+    return Fit(tuple(demands), pipeline.servers, speedup, pipeline.device.type == "cuda", unpredicted)
+
+
+def _measured_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str], None]) -> Fit | None:
+    """None if a camera has no rate, or if the measurement raises ValueError."""
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
         return None
-    from multi_dnn_ros.pipeline.fit_check import measure_fit
-
     try:
         return measure_fit(config, pipeline, rates, pipeline.predictor)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the node's process is told about its engines: descriptions, progress, statuses and errors."""
+"""What the node's process tells engines and is told about them: builds, descriptions, statuses and errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,34 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from multi_dnn_ros.backends.host import has_gpu_driver
 from multi_dnn_ros.planning.fit import Fit
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: (config, progress) -> Pipeline: makes the pipeline in the engine's process. By default
-#: :func:`multi_dnn_ros.serving.default_build.build`. Must be picklable: a module-level function.
+#: (config, progress) -> Pipeline: makes the pipeline in the engine's process; see :func:`build_pipeline`. Must be
+#: picklable: a module-level function.
 Build = Callable[[NodeConfig, Callable[[str], None]], Any]
 #: By DNN, new values of its parameters, by name without `dnn.<dnn>.`.
 Changes = Mapping[str, Mapping[str, Any]]
+
+
+def build_pipeline(config: NodeConfig, progress: Callable[[str], None]) -> Any:
+    """The Pipeline of :func:`multi_dnn_ros.serving.build.build`; importing this module does not import PyTorch."""
+    from multi_dnn_ros.serving.build import build
+
+    return build(config, progress)
+
+
+def modules_of(build: Build) -> tuple[str, ...]:
+    """What an engine process imports before it builds, which takes seconds; after a colon, a function to call.
+
+    For a build of others its module, or its attribute `modules` if it wraps another build.
+    """
+    if build is not build_pipeline:
+        return tuple(getattr(build, "modules", (build.__module__,)))
+    torch = ("multi_dnn_ros.serving.torch_task", "multi_dnn_ros.graph.trace:import_export")
+    modules = ("multi_dnn_ros.serving.build", "multi_dnn_ros.serving.settings_check:import_registries")
+    return modules + (torch if has_gpu_driver() else ())
 
 
 class ConfigureError(Exception):
@@ -30,18 +50,6 @@ class ConfigureError(Exception):
 
 class Cancelled(Exception):
     """Configuring was cancelled by :meth:`Host.cancel` or :meth:`Host.close`."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of configuring. text: the latest step, one line. ready, total: numbers of DNNs. left_s: estimated
-    seconds to the end; None: unknown.
-    """
-
-    text: str
-    ready: int = 0
-    total: int = 0
-    left_s: float | None = None
 
 
 @dataclass(frozen=True)

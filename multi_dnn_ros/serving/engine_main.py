@@ -28,7 +28,6 @@ from multi_dnn_ros.common.processes import EXIT_ORPHANED
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving import messages
-from multi_dnn_ros.serving.descriptions import Progress
 from multi_dnn_ros.serving.engine_state import EngineState
 from multi_dnn_ros.serving.memory import release_memory, with_memory_limit
 from multi_dnn_ros.serving.slots import Slot, SlotMemory
@@ -39,8 +38,8 @@ from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
-    from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.serving.pinned import PinnedImages
+    from multi_dnn_ros.serving.tasks import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +91,6 @@ class EngineProgram:
             elif isinstance(message, messages.Update):
                 for name, value in message.values.items():
                     self._set(message.dnn, name, value)
-            elif isinstance(message, messages.FindDevices):
-                self._run_later(partial(self._find_devices, message))
             elif isinstance(message, messages.Configure):
                 self._run_later(partial(self._configure, message))
             else:
@@ -135,16 +132,6 @@ class EngineProgram:
 
     # -- configuring
 
-    def _find_devices(self, request: messages.FindDevices) -> None:
-        from multi_dnn_ros.serving.configure import describe_failure, find_devices
-
-        self._channel.send(Progress("choosing the devices", 0, len(request.config.dnns)))
-        try:
-            answer: Any = messages.DevicesFound(find_devices(request.config, request.build))
-        except (Exception, SystemExit) as error:  # of a module of another package
-            answer = messages.Refused(*describe_failure(error))
-        self._channel.send(answer)
-
     def _configure(self, request: messages.Configure) -> None:
         from multi_dnn_ros.backends.device_errors import is_device_failure
         from multi_dnn_ros.backends.thread_priority import keep_priority
@@ -157,7 +144,7 @@ class EngineProgram:
         part = request.config.model_copy(update={"dnns": {name: request.config.dnns[name] for name in request.dnns}})
         self._config = part.model_copy(deep=True)
         try:
-            pipeline, description = configure(part, request.build, self._channel.send, measure_capacity=not background)
+            pipeline, description = configure(part, request.build, self._report, measure_capacity=not background)
             self._start(pipeline)
             self._channel.send(description)
         except messages.Disconnected:  # cancelled, in the node's process
@@ -166,6 +153,9 @@ class EngineProgram:
             if is_device_failure(error):
                 self._fail(f"while configuring: {summarize_error(error)}")
             self._channel.send(messages.Refused(*describe_failure(error)))
+
+    def _report(self, text: str) -> None:
+        self._channel.send(messages.Progress(text))
 
     def _start(self, pipeline: Pipeline) -> None:
         from multi_dnn_ros.engine.engine import Engine

@@ -7,14 +7,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
+from multi_dnn_ros.backends.host import has_gpu_driver
+from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import default_build, messages
-from multi_dnn_ros.serving.descriptions import Build, Cancelled, ConfigureError, EngineDescription, Progress
+from multi_dnn_ros.planning.batch_units import UnitError, parse_unit, sharing_warnings
+from multi_dnn_ros.serving import messages
+from multi_dnn_ros.serving.descriptions import (
+    Build,
+    Cancelled,
+    ConfigureError,
+    EngineDescription,
+    build_pipeline,
+    modules_of,
+)
 from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine, Phase
 from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.ledger import Ledger
@@ -42,7 +51,7 @@ class Host(Supervisor):
     build: makes the pipeline in the engine's process. pauses: of the supervision.
     """
 
-    def __init__(self, build: Build = default_build.build, pauses: Pauses = Pauses()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, build: Build = build_pipeline, pauses: Pauses = Pauses()) -> None:  # noqa: B008 (immutable)
         super().__init__(build, pauses)
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by configure
@@ -53,7 +62,7 @@ class Host(Supervisor):
 
     # -- before serving
 
-    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
+    def configure(self, config: NodeConfig, progress: Callable[[str], None]) -> EngineDescription:
         """Load, cut and warm up the DNNs; blocks. Raises ConfigureError or Cancelled, after freeing everything."""
         with self._preparing:
             if self._config is not None:
@@ -82,64 +91,37 @@ class Host(Supervisor):
     def _start_engine(self, device: str) -> Engine:
         assert self._config is not None
         make = LocalEngine if self._config.isolation == "none" else Engine
-        # What the build needs; for a function that wraps another build, its attribute `modules`.
-        modules = getattr(self._build, "modules", (self._build.__module__,))
-        modules = default_build.MODULES if self._build is default_build.build else modules
-        return make(f"engine {device}", device, tuple(self._config.dnns), self._pools, self._events, modules)
+        dnns, modules = tuple(self._config.dnns), modules_of(self._build)
+        return make(f"engine {device}", device, dnns, self._pools, self._events, modules)
 
-    def _configure_all(self, config: NodeConfig, progress: Callable[[Progress], None]) -> list[Engine]:
+    def _configure_all(self, config: NodeConfig, progress: Callable[[str], None]) -> list[Engine]:
         """The configured engine of each device, one after another, because configuring includes time measurements."""
-        first = self._start_engine("1")
-        self._engines = [first]
-        parts = self._divide_devices(config, first, progress)
-        for device in list(parts)[1:]:
+        parts = divide_devices(config)
+        for device in parts:
             self._engines.append(self._start_engine(device))  # at once, so that it is ended if the next one fails
-        ready = 0
         for engine, (device, part) in zip(self._engines, parts.items(), strict=True):
-            name = f"{device}: " if len(parts) > 1 else ""
-
-            def report(step: Progress, name: str = name, ready: int = ready) -> None:
-                progress(replace(step, text=name + step.text, ready=ready + step.ready, total=len(config.dnns)))
-
             self._configure(engine, tuple(part.dnns), part, in_background=False)
-            engine.description = self._wait_for(EngineDescription, "configuring", report)
-            engine.device = device if name else engine.description.device  # its name is only known now
+            engine.description = self._configured(progress, f"{device}: " if len(parts) > 1 else "")
+            engine.device = device if len(parts) > 1 else engine.description.device  # its name is only known now
             engine.enter(Phase.CONFIGURED, self._clock())
-            ready += len(part.dnns)
         return self._engines
 
-    def _divide_devices(
-        self, config: NodeConfig, engine: Engine, progress: Callable[[Progress], None]
-    ) -> dict[str, NodeConfig]:
-        """The settings of each device's DNNs, by its name. The engine is asked, because it knows the GPUs."""
-        if all(dnn.device == "auto" for dnn in config.dnns.values()):
-            return {config.device: config}
-        engine.send(messages.FindDevices(config, self._build))
-        devices = self._wait_for(messages.DevicesFound, "choosing the devices", progress).devices
-        parts: dict[str, NodeConfig] = {}
-        for device in dict.fromkeys(devices.values()):
-            dnns = {
-                name: settings.model_copy(update={"device": "auto"})
-                for name, settings in config.dnns.items()
-                if devices[name] == device
-            }
-            parts[device] = config.model_copy(update={"device": device, "dnns": dnns})
-        return parts
-
-    def _wait_for(self, kind: type, activity: str, progress: Callable[[Progress], None]) -> Any:
-        """Wait for a message of this kind. Raises ConfigureError if an engine refuses or ends, and Cancelled."""
+    def _configured(self, progress: Callable[[str], None], device: str) -> EngineDescription:
+        """Wait until an engine is configured. device: begins each line of progress. Raises ConfigureError if an engine
+        refuses or ends, and Cancelled.
+        """
         while not self._cancelled.is_set():
             try:
                 _, message = self._events.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(message, Progress):
-                progress(message)
+            if isinstance(message, messages.Progress):
+                progress(device + message.text)
             elif isinstance(message, messages.Refused):
                 raise ConfigureError(message.text, expected=message.expected)
             elif isinstance(message, messages.Ended):
-                raise ConfigureError(f"the engine process ended while {activity}: {message.cause}")
-            elif isinstance(message, kind):
+                raise ConfigureError(f"the engine process ended while configuring: {message.cause}")
+            elif isinstance(message, EngineDescription):
                 return message
         raise Cancelled
 
@@ -214,6 +196,29 @@ class Host(Supervisor):
                 self.tick()
             except Exception:  # without this thread no lost engine would be replaced
                 log.exception("an error in the supervision of the engine processes; supervision continues")
+
+
+def divide_devices(config: NodeConfig) -> dict[str, NodeConfig]:
+    """The settings of each device's DNNs, by its name; with `isolation: none` all in one.
+
+    Only an engine knows the GPUs: it refuses a device that the machine does not have. Until then `auto` is taken for
+    the first GPU where a driver is loaded.
+    """
+    if config.isolation == "none" or all(dnn.device == "auto" for dnn in config.dnns.values()):
+        return {config.device: config}
+    first, parts = "cuda:0" if has_gpu_driver() else "cpu", dict[str, list[str]]()
+    for name, settings in config.dnns.items():
+        device = settings.device if settings.device != "auto" else config.device
+        with suppress(UnitError):
+            device = parse_unit(first if device == "auto" else device).name
+        parts.setdefault(device, []).append(name)
+    with suppress(UnitError):
+        for warning in sharing_warnings([parse_unit(device) for device in parts], cpu_count()):
+            log.warning("parameters dnn.<dnn>.device: %s", warning)
+    return {
+        device: config.model_copy(update={"dnns": {name: config.dnns[name] for name in names}})
+        for device, names in parts.items()
+    }
 
 
 def _combine(config: NodeConfig, parts: Mapping[str, EngineDescription]) -> EngineDescription:

@@ -1,8 +1,8 @@
 """The messages between the node's process and an engine, and the channel that carries them.
 
-To an engine: FindDevices, Configure, Offer, Update. From an engine: Ready, Progress, DevicesFound, EngineDescription
-(it is configured), Refused, FrameResult, FrameDropped, Failure, log records, Aborting; at last the node's side of it
-adds Ended. Images and large results are passed in shared memory (:mod:`multi_dnn_ros.serving.slots`).
+To an engine: Begin, Configure, Offer, Update. From an engine: Ready, Progress, EngineDescription (it is configured),
+Refused, FrameResult, FrameDropped, Failure, log records, Aborting; at last the node's side of it adds Ended. Images and
+large results are passed in shared memory (:mod:`multi_dnn_ros.serving.slots`).
 
 Named tuples, because unpickling them takes two thirds of the time of a dataclass.
 """
@@ -41,13 +41,6 @@ class Begin(NamedTuple):
     pools: tuple[tuple[SlotLayout, int], ...]
     modules: tuple[str, ...]
     log_level: int
-
-
-class FindDevices(NamedTuple):
-    """Find the device of every DNN of `config`; answered by DevicesFound or Refused."""
-
-    config: NodeConfig
-    build: Build
 
 
 class Configure(NamedTuple):
@@ -96,14 +89,14 @@ class Ready(NamedTuple):
     """Its imports are done."""
 
 
-class DevicesFound(NamedTuple):
-    """Device names by DNN."""
+class Progress(NamedTuple):
+    """The latest step of configuring. text: one line."""
 
-    devices: Mapping[str, str]
+    text: str
 
 
 class Refused(NamedTuple):
-    """FindDevices or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
+    """Configuring failed. expected: because of parameters or files; otherwise `text` is a traceback."""
 
     text: str
     expected: bool

@@ -19,7 +19,7 @@ from typing import Any
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import messages
-from multi_dnn_ros.serving.descriptions import Build, Changes, EngineDescription, EngineStatus, Progress
+from multi_dnn_ros.serving.descriptions import Build, Changes, EngineDescription, EngineStatus
 from multi_dnn_ros.serving.engine_process import Engine, Phase
 from multi_dnn_ros.serving.groups import Group, Pauses, group_status, pause_ns
 from multi_dnn_ros.serving.ledger import Ledger
@@ -217,9 +217,9 @@ class Supervisor:
         elif isinstance(message, messages.Ready):
             if engine.phase is Phase.STARTING:
                 engine.enter(Phase.READY, self._clock())
-        elif isinstance(message, Progress):
+        elif isinstance(message, messages.Progress):
             if self._swap is not None and engine in self._swap.engines.values():
-                self._swap.progress = message
+                self._swap.progress = message.text
         elif isinstance(message, EngineDescription):
             engine.description = message
             engine.enter(Phase.CONFIGURED, self._clock())

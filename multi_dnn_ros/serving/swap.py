@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from multi_dnn_ros.serving.descriptions import DnnDescription, Progress
+from multi_dnn_ros.serving.descriptions import DnnDescription
 from multi_dnn_ros.serving.engine_process import Engine, Phase
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -20,7 +20,7 @@ class Swap:
     configs: by device, the new settings. notify: called in any thread when the state has changed; must neither block
     nor use the swap. lock: of the supervisor, whose methods kill and adopt are.
 
-    failure: why the swap has failed or was cancelled; "": it was not. progress: of the preparation; None: unknown.
+    failure: why the swap has failed or was cancelled; "": it was not. progress: the latest step of the preparation.
     engines: those being prepared, by their DNNs. gaps_ms: after the commit, by DNN: time between its last result with
     the previous settings and the first one with the new ones.
     """
@@ -36,7 +36,7 @@ class Swap:
         self.configs = configs
         self.engines: dict[tuple[str, ...], Engine] = {}
         self.failure = ""
-        self.progress: Progress | None = None
+        self.progress = ""
         self.gaps_ms: dict[str, float] = {}
         self._committed = False
         self._notify, self._lock, self._kill, self._adopt = notify, lock, kill, adopt

@@ -199,8 +199,7 @@ class DnnConfig(Section):
     """
     check_agreement: float = Field(0.9, ge=0.0, le=1.0)
     """With check_images: minimum agreement, the F1 score of the results of one model against those of the other. If it
-    is lower, a DNN with a precision other than float32 is prepared in float32, with a warning; if that is not enough
-    either, configuring fails.
+    is lower, configuring fails.
     """
     enable: bool = Field(True, json_schema_extra=RUNTIME)
     """Whether the DNN processes images. A change takes effect between two frames; frames in progress are finished.

@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import trace
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
+from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 @pytest.mark.parametrize(("missing", "on_gpu"), [("", "inductor"), ("needs Triton", "cuda_graph")])
 def test_auto_is_what_serves_fastest_there(missing: str, on_gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi_dnn_ros.pipeline.choices.missing_compiler", lambda device: missing)
+    monkeypatch.setattr("multi_dnn_ros.serving.choices.missing_compiler", lambda device: missing)
     assert type(choose_backend("auto", CPU)) is OnnxRuntime
     assert backend_name("auto", torch.device("cuda:0")) == on_gpu
     assert type(choose_backend("eager", CPU)) is Eager

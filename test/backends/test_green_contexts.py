@@ -11,8 +11,8 @@ import torch
 
 from multi_dnn_ros.backends import green_contexts, sm_division
 from multi_dnn_ros.backends.green_contexts import with_own_cudnn_plans
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

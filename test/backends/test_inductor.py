@@ -26,7 +26,7 @@ from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.common import resources
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.segments import segment_name
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
+from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="needs a C++ compiler")

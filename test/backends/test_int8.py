@@ -19,10 +19,10 @@ from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantized
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.onnx_export import export
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.calibration import calibration_files, calibration_images
-from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
+from multi_dnn_ros.serving.sample_images import sample_files, sample_images
+from multi_dnn_ros.serving.settings_check import check_settings
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")
@@ -206,7 +206,7 @@ def test_the_built_in_lane_dnn_from_its_parameters() -> None:
     (task,) = build(to_config(flat), lines.append).tasks
     (plain,) = build(to_config({**flat, "dnn.lane.precision": "fp32"})).tasks
     assert any(line.startswith("lane: calibrating int8 on 24 images") for line in lines)
-    image = calibration_images("")[3]
+    image = sample_images("")[3][1]
     results = [each.decode(each.single_launch[1](each.preprocess(image)), (360, 480)) for each in (task, plain)]
     masks = [np.asarray(result.mask) > 0 for result in results]
     assert (masks[0] & masks[1]).sum() > 0.9 * (masks[0] | masks[1]).sum() > 0
@@ -217,7 +217,7 @@ def test_the_built_in_lane_dnn_from_its_parameters() -> None:
 def test_evaluate_scores_the_int8_dnn_that_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     folder.mkdir()
-    for index, image in enumerate(calibration_images("")[:10]):
+    for index, (_, image) in enumerate(sample_images("")[:10]):
         cv2.imwrite(str(folder / f"{index}.png"), image[..., ::-1])
     run = ["evaluate", "builtin:pedestrian", "--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "4"]
     run += ["--device", "cpu", "--served", "--precision", "int8", "--calibration-images", str(folder)]
@@ -258,7 +258,7 @@ def test_calibration_images_are_evenly_spaced(tmp_path: Path) -> None:
     for index in range(100):
         (tmp_path / f"{index:03}.png").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("")
-    taken = [int(file.stem) for file in calibration_files(str(tmp_path))]
+    taken = [int(file.stem) for file in sample_files(str(tmp_path))]
     assert len(taken) == 32
     assert (taken[0], set(np.diff(taken))) == (0, {3, 4})
 

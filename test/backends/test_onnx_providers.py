@@ -37,7 +37,7 @@ from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu,
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.onnx_export import export
-from multi_dnn_ros.pipeline.choices import automatic_providers, choose_backend
+from multi_dnn_ros.serving.choices import automatic_providers, choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -28,7 +28,7 @@ from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, node_times_ms
 from multi_dnn_ros.models.onnx_export import export_network
 from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
+from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 IMAGE = (torch.zeros(1, 3, 32, 48),)

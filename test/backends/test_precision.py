@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.precision import (
 )
 from multi_dnn_ros.backends.registry import allowed_precisions
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
-from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
+from multi_dnn_ros.serving.choices import ConfigError, choose_backend
 
 CPU = torch.device("cpu")
 

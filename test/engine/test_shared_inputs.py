@@ -16,7 +16,7 @@ from torch import nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine
-from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 Start = Callable[..., Engine]

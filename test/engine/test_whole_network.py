@@ -14,7 +14,7 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.engine import DnnTask, Engine
 from multi_dnn_ros.engine.policies import make_policy
-from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 MS = 1_000_000

@@ -13,9 +13,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from extension_tables import in_document
 from fork_server import ForkServer
-
-from multi_dnn_ros.pipeline.extension_tables import in_document
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -150,9 +149,9 @@ _SERVED = """
 import torch
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.pipeline.build import make_task
-from multi_dnn_ros.pipeline.extension_tables import markdown
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.build import make_task
+from extension_tables import markdown
+from multi_dnn_ros.serving.choices import choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
 for settings in {"model": "sofa"}, {"model": "company:sofa"}:
     try:
@@ -211,4 +210,4 @@ def test_inspect_draws_what_the_decoder_finds(package: tuple[Path, Path], tmp_pa
 
 
 def test_the_tables_of_the_page_are_those_of_the_registries() -> None:
-    assert in_document(PAGE) == PAGE, "run python -m multi_dnn_ros.pipeline.extension_tables --write"
+    assert in_document(PAGE) == PAGE, "run python tools/extension_tables.py --write"

@@ -183,7 +183,7 @@ class Missing:
         if name.partition(".")[0] in ("torch", "torchvision"):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Missing())
-from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 cameras = {name: CameraConfig(topic=f"/{name}") for name in "ab"}
 try:

@@ -29,7 +29,7 @@ SERVE = """
 import sys
 import multi_dnn_ros.ros.process
 from multi_dnn_ros.settings.params_file import read_params_file
-from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.common.resources import config_file
 config = read_params_file(config_file("multi_dnn_small.yaml"))
 chosen = {name: config.dnns[name] for name in ("lane", "object")}  # lanes and boxes: all kinds of built-in DNNs

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.planning.fit import LIMIT, Demand, Fit
 from multi_dnn_ros.planning.frame_times import measure_alone, measure_speedup
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.configure import measure_fit
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")

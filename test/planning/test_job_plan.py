@@ -16,14 +16,14 @@ from torch import nn
 from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.graph.layers import layers_of
 from multi_dnn_ros.graph.trace import trace
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.fit_check import measure_fit
-from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
 from multi_dnn_ros.planning.measure import Times
 from multi_dnn_ros.planning.predictor import Predictor, write_predictor
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
+from multi_dnn_ros.serving.configure import measure_fit
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.view import WHOLE

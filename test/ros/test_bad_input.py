@@ -11,7 +11,7 @@ import torch
 from node_bench import POISON, Bench, image
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.pipeline.build import build as build_for_real
+from multi_dnn_ros.serving.build import build as build_for_real
 from multi_dnn_ros.serving.host import Host
 
 OUT = "/multi_dnn/front/object/detections"

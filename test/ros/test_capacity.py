@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from node_bench import Bench, build
 
-from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Verdict
 from multi_dnn_ros.serving.capacity import capacity_of
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OK, WARN = 0, 1
@@ -77,7 +77,7 @@ def test_a_failed_capacity_check_does_not_prevent_serving(bench: Bench, monkeypa
     def fails(*arguments: object) -> None:
         raise ValueError("sofa")
 
-    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.measure_fit", fails)
+    monkeypatch.setattr("multi_dnn_ros.serving.configure.measure_fit", fails)
     bench.node({"camera.front.rate_hz": 10.0})
     assert bench.change("configure")
     assert bench.change("activate")

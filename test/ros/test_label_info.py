@@ -13,8 +13,8 @@ from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.pipeline.build import build as build_for_real
 from multi_dnn_ros.ros.result_messages import LATCHED, class_names
+from multi_dnn_ros.serving.build import build as build_for_real
 from multi_dnn_ros.settings.schema import DnnConfig
 
 LABELS = ["car", "truck"]

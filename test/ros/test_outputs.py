@@ -15,8 +15,8 @@ from std_msgs.msg import Header
 from two_heads import LABELS, exported, picture
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
-from multi_dnn_ros.pipeline.build import build as build_for_real
 from multi_dnn_ros.ros.result_messages import LATCHED, class_names, image_message
+from multi_dnn_ros.serving.build import build as build_for_real
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from fake_host import Ends
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.serving import messages
-from multi_dnn_ros.serving.descriptions import Build, EngineDescription, Progress
+from multi_dnn_ros.serving.descriptions import Build, EngineDescription
 from multi_dnn_ros.serving.engine_process import Engine, Events
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
@@ -38,7 +38,7 @@ class Rig:
         """The next message of one of these kinds, or Ended."""
         while True:
             _, message = self.events.get(timeout=WAIT_S)
-            if isinstance(message, Progress):
+            if isinstance(message, messages.Progress):
                 self.progress.append(message.text)
             if isinstance(message, (*kinds, messages.Ended)):
                 return message

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.pipeline.pipeline import Pipeline
-from multi_dnn_ros.pipeline.progress_lines import DnnReady
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
@@ -61,7 +60,7 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
                 decode=_mask if dnn.role == "lane" else _detector(decoder),
             )
         )
-        progress(DnnReady(f"DNN {number} of {len(config.dnns)}: {name} ready"))
+        progress(f"DNN {number} of {len(config.dnns)}: {name} ready")
     return Pipeline(torch.device("cpu"), 2, tuple(tasks), dnns)
 
 

@@ -14,7 +14,7 @@ from host_traffic import HostTraffic
 from waiting import until
 
 from multi_dnn_ros.engine.task import Drop, Result
-from multi_dnn_ros.serving.descriptions import Build, EngineStatus, Progress
+from multi_dnn_ros.serving.descriptions import Build, EngineStatus
 from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -54,7 +54,7 @@ class HostRig:
     ) -> None:
         self.config = config
         self.host = Host(build, Pauses(restart_s, retry_s))
-        self.progress: list[Progress] = []
+        self.progress: list[str] = []
         self.values: dict[str, int] = {}
         self.once: dict[str, int] = {}
         self.description = self.host.configure(config, self.progress.append)

@@ -9,7 +9,7 @@ import torch
 from fake_pipelines import build
 
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, Decoded, DecodeOnDevice
-from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.jpeg_file import JpegFile
 
@@ -34,7 +34,7 @@ def make(device: torch.device) -> DecodeOnDevice:
 
 def build_on_device(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Every device except `cpu:2` decodes JPEG files."""
-    if config.device == "cpu:2":
+    if "cpu:2" in (config.device, *(dnn.device for dnn in config.dnns.values())):
         JPEG_DECODERS.pop("cpu", None)
     else:
         JPEG_DECODERS["cpu"] = make

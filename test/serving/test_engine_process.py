@@ -175,11 +175,11 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from engine_rig import Rig
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
-from multi_dnn_ros.serving import default_build
+from multi_dnn_ros.serving.descriptions import build_pipeline, modules_of
 config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
     name: DnnConfig(role=name, model=f"builtin:{name}_small", backend="eager", jobs=1) for name in ("object", "lane")})
-engines = [Rig(config, default_build.MODULES)]
-served = engines[0].serve(default_build.build).outcomes(100, size=(480, 640))
+engines = [Rig(config, modules_of(build_pipeline))]
+served = engines[0].serve(build_pipeline).outcomes(100, size=(480, 640))
 engines += [Rig(config, ()) for number in (1, 2)]  # they end while they import
 for rig in engines:
     while not rig.engine.state.heartbeat_ns():

@@ -125,14 +125,15 @@ def test_shared_memory_that_is_full_is_an_error_of_configuring(monkeypatch: pyte
 
 
 def test_no_process_is_left_if_the_one_of_a_later_device_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, start = settings("object"), Host._start_engine
+    config, start = settings("object", "lane", "mask"), Host._start_engine
+    for number, dnn in enumerate(config.dnns.values(), start=1):
+        dnn.device = f"cpu:{number}"
 
     def start_two(host: Host, device: str) -> Any:
-        if device == "third":
+        if device == "cpu:3":
             raise OSError("no more processes")
         return start(host, device)
 
-    monkeypatch.setattr(Host, "_divide_devices", lambda *_: dict.fromkeys(("first", "second", "third"), config))
     monkeypatch.setattr(Host, "_start_engine", start_two)
     host = Host(fake_pipelines.build)
     with pytest.raises(ConfigureError, match="an engine process cannot be started: no more processes"):
@@ -145,7 +146,7 @@ def test_no_process_is_left_if_the_one_of_a_later_device_cannot_be_started(monke
 
 def test_an_engine_serves_again_after_a_stop(make: Make) -> None:
     rig = make()
-    assert {report.total for report in rig.progress} == {2}
+    assert {"DNN 1 of 2: lane ready", "DNN 2 of 2: object ready"} <= set(rig.progress)
     assert (rig.description.device, rig.description.dnns["object"].cameras) == ("cpu", ("front",))
     assert [(it.name, it.level, it.text) for it in rig.host.statuses()] == [("engine cpu", Level.OK, "ready")]
     rig.start()

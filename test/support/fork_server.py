@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 #: What the server imports: all that nodes, engine processes and trainings need, but not rclpy, whose import starts
 #: threads. After a colon, a function that it calls: what the first call imports takes longer than the rest of most
 #: configurations.
-MODULES = ("torch", "torchvision", "multi_dnn_ros.pipeline.build", "multi_dnn_ros.serving.configure",
+MODULES = ("torch", "torchvision", "multi_dnn_ros.serving.build", "multi_dnn_ros.serving.configure",
            "multi_dnn_ros.engine.engine", "multi_dnn_ros.training.retrain", "multi_dnn_ros.models.onnx_source",
            "multi_dnn_ros.graph.trace:import_export")  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
 

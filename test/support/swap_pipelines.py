@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from node_pipelines import build as build_plain
 
-from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.results import Detections
 

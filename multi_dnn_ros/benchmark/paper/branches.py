@@ -30,7 +30,7 @@ from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.choices import choose_backend
 
 SERIAL = "serial"
 #: Numbers of streams that are compared with serial execution.

@@ -22,7 +22,7 @@ from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.choices import choose_backend
 
 #: As in the paper, whose DNNs were trained on CIFAR-10.
 CLASSES = 10

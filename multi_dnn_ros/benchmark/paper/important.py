@@ -15,8 +15,8 @@ import torch
 from multi_dnn_ros.benchmark.paper.dnns import Prepared, Work, own_stream, prepare_dnns
 from multi_dnn_ros.benchmark.paper.loops import bare_launch, make_task, running_engine
 from multi_dnn_ros.common.reporting import table
-from multi_dnn_ros.pipeline.choices import default_workers
 from multi_dnn_ros.planning.fit import three_digits
+from multi_dnn_ros.serving.choices import default_workers
 
 ALONE, BARE = "alone", "bare loop"
 RATE_HZ = 30.0

@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.captured_network import as_network
 from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame
-from multi_dnn_ros.pipeline.choices import default_workers
+from multi_dnn_ros.serving.choices import default_workers
 
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _DRAIN_S = 60.0

@@ -24,7 +24,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import end_with_parent
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.pipeline.choices import default_workers
+from multi_dnn_ros.serving.choices import default_workers
 from multi_dnn_ros.serving.memory import freeze_heap
 from multi_dnn_ros.serving.thread_switching import short_switch_interval
 

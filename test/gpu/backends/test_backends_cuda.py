@@ -17,7 +17,7 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.precision import PRECISIONS, float32_products
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.choices import choose_backend
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_next_process_finds_compiled_kernels_on_disk(tmp_path):
             from torch import nn
             from torch._dynamo.utils import counters
             from multi_dnn_ros.graph.cut import cut_module
-            from multi_dnn_ros.pipeline.choices import choose_backend
+            from multi_dnn_ros.serving.choices import choose_backend
             device, example = torch.device("cuda", 0), (torch.zeros(1, 3, 64, 64),)
             torch.manual_seed(0)
             layers = (layer for width in (3, 32, 32, 32) for layer in (nn.Conv2d(width, 32, 3), nn.ReLU()))

@@ -25,7 +25,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.benchmark.paper.branches import WIDTH, EncoderLayer
 from multi_dnn_ros.graph.cut import cut_module
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.choices import choose_backend
 
 #: Search map and template map of an encoder layer.
 MAPS = (torch.zeros(1, 16, 16, WIDTH), torch.zeros(1, 8, 8, WIDTH))

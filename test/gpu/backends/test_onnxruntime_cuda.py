@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.onnx_providers import COMPILED, available
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.graph.cut import cut_module
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.choices import choose_backend
 
 PROVIDERS = [
     pytest.param(name, marks=pytest.mark.skipif(name not in available(), reason=f"onnxruntime has no {name} provider"))

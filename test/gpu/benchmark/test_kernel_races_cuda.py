@@ -12,7 +12,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.graph.cut import cut_module
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.choices import choose_backend
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 import torch
 from profiling_fakes import taught
 
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import timing_target
-from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.planning.job_plan import launch_cost_s
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import write_predictor
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import timing_target
+from multi_dnn_ros.serving.configure import measure_fit
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -54,7 +54,7 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     predictor = taught(layers, 0.1, device=target.device_name, backend="cuda_graph", threads=0)
     write_predictor(tmp_path / "p.json", predictor)
     monkeypatch.setattr("multi_dnn_ros.planning.job_plan.measure", lambda *args, **kwargs: pytest.fail("measured"))
-    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.measure_alone", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr("multi_dnn_ros.serving.configure.measure_alone", lambda *args: pytest.fail("measured"))
     config = configured(predictor=str(tmp_path / "p.json"))
     lines: list[str] = []
     pipeline = build(config, lines.append)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from two_heads import LABELS, exported, picture
 
-from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 OUTPUTS = {

@@ -18,12 +18,10 @@ from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.graph.balance import balance
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.image_check import ImageCheck
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.agreement import Agreement
 
 WAIT = 60.0
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
@@ -181,18 +179,3 @@ def test_a_dnn_is_compared_with_itself_on_the_cpu(precision: str, tmp_path: Path
         build(to_config(flat))
     told = f"dnn.lane with precision {precision}, compared with builtin:lane in float32 on 1 image(s) of {tmp_path}: "
     assert told in caplog.text
-
-
-@pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_a_dnn_whose_results_differ_is_prepared_again_in_float32(
-    precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first preparation has moved the parameters of its jobs, which may be those of the DNN, to the GPU."""
-    needs(precision, "cuda_graph")
-    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    assert cv2.imwrite(str(tmp_path / "0.png"), image)
-    agreements = iter([None, Agreement(1, 1, 1)])
-    monkeypatch.setattr(ImageCheck, "agreement", lambda *args: next(agreements))
-    flat = {"device": "cuda:0", "dnns": ["lane"], "dnn.lane.precision": precision}
-    build(to_config(flat | {"dnn.lane.check_images": str(tmp_path)}))
-    assert "the DNN is prepared in float32" in caplog.text

@@ -14,8 +14,8 @@ from illegal_store import illegal_store
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.captured_network import Network
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.pipeline.build import build as build_pipeline
-from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.serving.build import build as build_pipeline
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Environment variable: a folder. A file there named after a DNN holds the fault that its next frame is to meet.
@@ -23,7 +23,7 @@ FOLDER = "MULTI_DNN_TEST_FAULTS"
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As multi_dnn_ros.pipeline.build.build."""
+    """As multi_dnn_ros.serving.build.build."""
     pipeline = build_pipeline(config, progress)
     illegal_store.warmup(torch.float32, grid=(1,))  # compiled here: a fault takes no time of its own
     return replace(pipeline, tasks=tuple(_breakable(task) for task in pipeline.tasks))

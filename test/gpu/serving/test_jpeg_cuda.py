@@ -26,16 +26,17 @@ from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder, JpegUnavailable, NvJpeg, make_jpeg_decoder
 from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.engine import DropReason, Engine, Frame
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.pipeline import Pipeline
-from multi_dnn_ros.serving import default_build
+from multi_dnn_ros.serving import build as build_module
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.descriptions import build_pipeline
+from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.vision.image_decoding import ImageSettings, jpeg_for_device
 from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 GPU = torch.device("cuda", 0)
 WAIT_S = 60.0
-PHOTOS = sorted((Path(default_build.__file__).parents[1] / "calibration_images").glob("*.jpg"))
+PHOTOS = sorted((Path(build_module.__file__).parents[1] / "calibration_images").glob("*.jpg"))
 SAMPLING = cv2.IMWRITE_JPEG_SAMPLING_FACTOR
 #: Maximum mean difference from OpenCV's pixels, in levels. nvJPEG repeats chroma where OpenCV interpolates it.
 DIFFERENCE = 3.0
@@ -267,7 +268,7 @@ def test_the_node(bench: Any, decoder: JpegDecoder) -> None:
             "camera.front.transport": "compressed",
             "camera.front.jpeg_decoder": "gpu",
         },
-        build=default_build.build,
+        build=build_pipeline,
     )
     assert bench.change("configure")
     assert bench.change("activate")

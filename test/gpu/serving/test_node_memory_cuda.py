@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from multi_dnn_ros.serving import default_build
+from multi_dnn_ros.serving.descriptions import build_pipeline
 
 #: What the driver may keep for itself, MiB; a CUDA context alone takes several hundred.
 SLACK_MIB = 32
@@ -24,7 +24,7 @@ def used_mib() -> int:
 
 def test_cleanup_leaves_nothing_on_the_gpu(bench: Any) -> None:
     before, children = used_mib(), set(psutil.Process().children(recursive=True))
-    bench.node({"isolation": "process", "device": "cuda:0"}, build=default_build.build)
+    bench.node({"isolation": "process", "device": "cuda:0"}, build=build_pipeline)
     for _ in range(2):
         assert bench.change("configure")
         assert used_mib() > before + SLACK_MIB

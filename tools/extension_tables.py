@@ -1,4 +1,4 @@
-"""Tables of all extensions for the documentation: ``python -m multi_dnn_ros.pipeline.extension_tables``."""
+"""Tables of all extensions for the documentation: ``python tools/extension_tables.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.settings.parameter_table import replace_between_markers
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 BEGIN, END = "<!-- registries -->", "<!-- /registries -->"
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 
 
 def markdown() -> str:

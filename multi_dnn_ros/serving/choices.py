@@ -1,4 +1,4 @@
-"""Resolves parameters for this machine: device, number of workers, backend and precision of a DNN."""
+"""Resolves parameters for this machine: device and backend of a DNN, number of workers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cpu_features import has_int8_products
-from multi_dnn_ros.backends.host import as_torch, gpu_count
+from multi_dnn_ros.backends.host import CPU, as_torch, gpu_count
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec, allowed_precisions
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,43 @@ def device_name(name: str, given: str = "parameter device is") -> str:
     return f"cuda:{index}"
 
 
+def dnn_units(config: NodeConfig) -> dict[str, Unit]:
+    """The device of each DNN, `auto` being the first GPU or the CPU. Raises ConfigError with all problems."""
+    problems: list[str] = []
+    units: dict[str, Unit] = {}
+    for dnn, settings in config.dnns.items():
+        own = settings.device != "auto"
+        given = f"parameter {f'dnn.{dnn}.device' if own else 'device'} is"
+        name = settings.device if own else config.device
+        try:
+            units[dnn] = parse_unit(device_name(name) if name == "auto" else name)
+            device_name(units[dnn].device, given)
+        except UnitError as error:
+            problems.append(f"{given} '{name}': {error}")
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    return units
+
+
+def device_of(unit: Unit) -> Any:
+    """The device of a unit: PyTorch's for a GPU, backends.host.CPU for a CPU."""
+    return CPU if unit.device == "cpu" else as_torch(unit.device)
+
+
+def workers_and_threads(config: NodeConfig, unit: Unit) -> tuple[int, int]:
+    """(workers, CPU threads of each operation) with which a device serves the DNNs of `config`."""
+    device = device_of(unit)
+    workers = config.workers or default_workers(device, len(config.dnns), unit.threads)
+    # On a GPU little work remains for the CPU, and each DNN's thread would start its own pool of OpenMP threads for it.
+    threads = config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1)
+    if unit.threads:
+        workers = min(workers, unit.threads)
+        threads = min(config.cpu_threads or unit.threads, unit.threads // workers)
+    return workers, threads
+
+
 def default_workers(device: torch.device, dnns: int, cores: int = 0) -> int:
     """Default number of workers: on a CPU one per core, but at most one per DNN; on a GPU one.
 
@@ -76,12 +114,6 @@ def backend_name(
         others = (spec.name for spec in BACKENDS.usable() if device.type in spec.precisions)
         raise ConfigError(f"{backend_from} is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}")
     return name
-
-
-def takes_onnx(settings: DnnConfig, device: torch.device, dnn: str = "<dnn>") -> bool:
-    """Whether a DNN runs as an ONNX graph with these parameters, instead of as PyTorch modules. Raises ConfigError."""
-    name = backend_name(settings.backend, device, dnn, settings.precision)
-    return device.type in _spec(name, f"parameter dnn.{dnn}.backend").takes_onnx
 
 
 def _automatic(device: torch.device, precision: str, *, compiles: bool) -> str:

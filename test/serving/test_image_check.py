@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends.cpu_features import has_int8_products
-from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.pipeline import Pipeline
-from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
+from multi_dnn_ros.serving.settings_check import check_settings
+from multi_dnn_ros.serving.tasks import Pipeline, make_onnx_task
 from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 
@@ -71,54 +71,27 @@ def test_the_original_of_a_dnn_that_runs_by_pytorch_is_not_exported(frames: str,
 
 
 @pytest.mark.skipif(not has_int8_products(), reason="needs a CPU with 8-bit dot products")
-def test_a_bad_calibration_is_found_and_the_dnn_stays_in_float32(
-    frames: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_calibration_is_found(frames: str, tmp_path: Path) -> None:
     dice = np.random.default_rng(0)
     for number in range(8):  # a lens cap: the ranges of the layers do not fit any road
-        image = dice.integers(0, 4, (240, 320, 3), dtype=np.uint8)
-        cv2.imwrite(str(tmp_path / f"{number}.png"), image)
+        cv2.imwrite(str(tmp_path / f"{number}.png"), dice.integers(0, 4, (240, 320, 3), dtype=np.uint8))
     int8 = {"precision": "int8", "backend": "onnxruntime", "calibration_images": str(tmp_path)}
-    with caplog.at_level(logging.INFO):
-        pipeline = built("object", frames, check_agreement=0.99, score_threshold=0.4, **int8)
-    logged = [record for record in caplog.records if "compared with" in record.getMessage()]
-    assert [record.levelno for record in logged] == [logging.WARNING, logging.INFO]
-    assert "with precision int8" in logged[0].getMessage()
-    assert logged[0].getMessage().endswith("required: 0.99; the DNN is prepared in float32")
-    assert "agreement 1.000" in logged[1].getMessage()
-    assert len(pipeline.tasks) == 1
+    with pytest.raises(ConfigError, match=r"with precision int8, .*; required: 0\.99 .*precision auto"):
+        built("object", frames, check_agreement=0.99, score_threshold=0.4, **int8)
 
 
-class _OverflowsOnImages(Eager):
-    """Has NaN in its outputs once `lines` says that results on images are compared; it passes all earlier checks."""
+def test_a_result_that_is_not_valid_is_a_disagreement(frames: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some precisions overflow only on real images, which no other check sees."""
 
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
+    def overflow(dnn: Dnn, settings: DnnConfig, *rest: Any) -> DnnTask:
+        task = make_onnx_task(dnn, settings, *rest)
+        last = task.stages[-1]
+        nan = lambda carried: tuple(np.full_like(array, np.nan) for array in last(carried))  # noqa: E731
+        return replace(task, stages=(*task.stages[:-1], nan), single_launch={})
 
-    def prepare(self, stages: Sequence[Any], *rest: Any) -> Any:
-        *first, last = super().prepare(stages, *rest)
-        return (*first, lambda carried: tuple(self._overflow(tensor) for tensor in last(carried)))
-
-    def _overflow(self, tensor: torch.Tensor) -> torch.Tensor:
-        return (
-            tensor * float("nan") if any(line.startswith("comparing the results") for line in self._lines) else tensor
-        )
-
-
-def test_nan_on_an_image_is_a_disagreement(
-    frames: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    eager = BACKENDS.get("eager")
-    lines: list[str] = []
-    spec = replace(eager, factory=lambda request: _OverflowsOnImages(lines) if request.precision == "bf16" else Eager())
-    get = BACKENDS.get
-    monkeypatch.setattr(BACKENDS, "get", lambda name: spec if name == "eager" else get(name))
-    with caplog.at_level(logging.INFO):
-        pipeline = built("lane", frames, lines, precision="bf16", check_agreement=1.0)
-    assert "dnn.lane: no valid result for an image of check_images: " in caplog.text
-    assert "no valid result for an image; required: 1; the DNN is prepared in float32" in caplog.text
-    assert ": agreement 1.000 (" in caplog.text
-    assert len(pipeline.tasks) == 1
+    monkeypatch.setattr("multi_dnn_ros.serving.build.make_onnx_task", overflow)
+    with pytest.raises(ConfigError, match=r"no valid result for .*0\.png"):
+        built("lane", frames, backend="auto")
 
 
 def test_an_image_that_does_not_contain_the_crop_is_named(frames: str) -> None:

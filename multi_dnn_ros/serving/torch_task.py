@@ -23,10 +23,10 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import TraceError, trace
 from multi_dnn_ros.models.dnn import Dnn
-from multi_dnn_ros.pipeline.choices import ConfigError, timing_target
-from multi_dnn_ros.pipeline.pipeline import batch_error, plain_task
 from multi_dnn_ros.planning.graph_plan import JobPlan
 from multi_dnn_ros.planning.job_plan import JobPlanner
+from multi_dnn_ros.serving.choices import ConfigError, timing_target
+from multi_dnn_ros.serving.tasks import batch_error, plain_task
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
@@ -50,13 +50,13 @@ def make_torch_task(
     cameras: tuple[str, ...],
     backend: Backend,
     device: torch.device,
-    plan: JobPlan | None = None,
+    plan: JobPlan,
 ) -> DnnTask:
     """Cut one DNN into jobs and prepare them, for all batch sizes that its parameters and cameras allow.
 
-    plan: how to cut the DNN; None: into `settings.jobs` jobs by estimated costs. Raises ConfigError.
+    plan: how to cut the DNN. Raises ConfigError.
     """
-    plan, device = plan or JobPlan(settings.jobs), as_torch(device)
+    device = as_torch(device)
     stages = cut_graph(_traced(dnn, settings), plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:

@@ -9,8 +9,8 @@ import torch
 
 from multi_dnn_ros.backends import Stage
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 
@@ -29,7 +29,7 @@ class Full(OnnxRuntime):
 def test_out_of_memory_names_the_dnn_and_the_request_and_fewer_dnns_can_be_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", lambda *args, **kwargs: Full())
+    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", lambda *args, **kwargs: Full())
     flat = {"device": "cpu", "dnns": ["lane", "object"]}
     with pytest.raises(ConfigError) as raised:
         build(to_config(flat))

@@ -19,9 +19,9 @@ from torch import nn
 
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.serving.build import build
+from multi_dnn_ros.serving.choices import ConfigError
+from multi_dnn_ros.serving.settings_check import check_settings
 from multi_dnn_ros.settings.flat_parameters import read_parameters, to_config
 
 SSD = "ssdlite320_mobilenet_v3_large"
@@ -254,7 +254,7 @@ def test_a_mistake_is_reported_before_a_dnn_is_prepared(
 ) -> None:
     settings, words = MISTAKES[mistake]
     values = settings(tmp_path)
-    monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", _refuse)
+    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", _refuse)
     (problem,) = problems({}, **values)
     assert words.format(at=tmp_path) in problem
     flat = {"device": "cpu", "dnns": ["x"], "dnn.x.role": "object"}
@@ -288,7 +288,7 @@ def test_loading_errors_of_all_dnns_are_reported_before_one_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The networks fail on an image, although their files are valid."""
-    monkeypatch.setattr("multi_dnn_ros.pipeline.build.make_task", lambda *arguments: pytest.fail("a DNN was prepared"))
+    monkeypatch.setattr("multi_dnn_ros.serving.build.make_task", lambda *arguments: pytest.fail("a DNN was prepared"))
     for number in (1, 2):
         reshape = helper.make_node("Reshape", ["image", "shape"], ["out"])
         graph = helper.make_graph(
@@ -338,7 +338,7 @@ def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, mo
         "camera.front.rate_hz",
         "dnn.object.max_batch",
     ]
-    monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", _refuse)
+    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", _refuse)
     with caplog.at_level("WARNING"), pytest.raises(ModelError, match="preparing begins"):
         build(to_config({"device": "cpu", "dnns": ["object"], "dnn.object.batch_delay_ms": 2.0}))
     assert "parameter dnn.object.batch_delay_ms is 2, but max_batch is 1" in caplog.text

@@ -1,0 +1,195 @@
+"""Finds all problems of a configuration on this machine at once, and loads its DNNs.
+
+Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN should be reported before that. The
+schema checks single values (:mod:`multi_dnn_ros.settings.parameter_fields`); this module checks files, names and
+combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.backends.host import gpu_count
+from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
+from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.common.errors import summarize_error
+from multi_dnn_ros.common.extras import MissingExtra, optional
+from multi_dnn_ros.decoders.registry import DECODERS
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.registry import MODEL_SOURCES
+from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.planning.checked_file import ProfileError
+from multi_dnn_ros.serving.choices import ConfigError, backend_name, check_backend, device_of, dnn_units
+from multi_dnn_ros.serving.image_check import image_check_problems
+from multi_dnn_ros.serving.sample_images import ImagesError, sample_files
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.planning.predictor import Predictor
+
+
+def import_registries() -> None:
+    """Import decoders, model sources and backends (of this package only where there is a GPU) when an engine starts.
+
+    Configuring then does not wait for imports. Logs a warning for each that cannot be used.
+    """
+    DECODERS.usable()
+    MODEL_SOURCES.usable()
+    BACKENDS.usable(own=bool(gpu_count()))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """problems: one line each, with parameter or file, value and what is allowed. warnings: values that have no effect,
+    are slow, or prevent a check.
+
+    units: the device of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
+    set. dnns: those that could be loaded.
+    """
+
+    problems: tuple[str, ...]
+    units: Mapping[str, Unit]
+    predictor: Predictor | None
+    warnings: tuple[str, ...]
+    dnns: dict[str, Dnn]
+
+
+def check_settings(config: NodeConfig) -> Findings:
+    """Find the problems of all parameters and load the DNNs on the CPU, before one is prepared."""
+    import_registries()
+    problems: list[str] = []
+    warnings = [*_rate_warnings(config)]
+    units: Mapping[str, Unit] = {}
+    predictor = None
+    dnns: dict[str, Dnn] = {}
+    try:
+        units = dnn_units(config)
+    except ConfigError as error:
+        problems.extend(str(error).splitlines())
+    if len(devices := dict.fromkeys(unit.name for unit in units.values())) > 1:
+        problems.append(
+            f"the DNNs run on {', '.join(devices)} (parameters dnn.<dnn>.device), but one process runs the DNNs of one "
+            "device; allowed here: the same device for all of them, or several with isolation 'process'"
+        )
+    try:
+        predictor = _read_predictor(Path(config.predictor)) if config.predictor else None
+    except ProfileError as error:
+        problems.append(
+            f"parameter predictor is '{config.predictor}'; expected a file of `multi-dnn profile learn`: {error}"
+        )
+    except MissingExtra as error:
+        problems.append(f"parameter predictor is '{config.predictor}': {error}")
+    for name, settings in config.dnns.items():
+        for camera in settings.cameras:
+            if camera not in config.cameras:
+                allowed = f"allowed: {', '.join(config.cameras)} (parameter cameras)"
+                problems.append(f"parameter dnn.{name}.cameras names '{camera}'; {allowed}")
+        warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
+        onnx = False
+        if name in units:
+            device = device_of(units[name])
+            try:
+                backend = BACKENDS.get(backend_name(settings.backend, device, name, settings.precision))
+                onnx = device.type in backend.takes_onnx
+                check_backend(settings.backend, device, settings.precision, name)
+            except ConfigError as error:
+                problems.append(str(error))
+            else:
+                problems.extend(_provider_problems(name, settings, device))
+                problems.extend(_calibration_problems(name, settings))
+                warnings.extend(_backend_warnings(name, settings, device, backend))
+            problems.extend(_sms_problems(name, settings, device))
+        problems.extend(image_check_problems(name, settings, onnx=onnx))
+        try:
+            dnns[name] = load_dnn(name, settings, onnx=onnx)
+        except ModelError as error:
+            problems.extend(str(error).splitlines())
+    return Findings(tuple(problems), units, predictor, tuple(warnings), dnns)
+
+
+def _read_predictor(path: Path) -> Predictor:
+    with optional("a predictor"):
+        from multi_dnn_ros.planning.predictor import read_predictor
+
+    return read_predictor(path)
+
+
+def _rate_warnings(config: NodeConfig) -> Iterator[str]:
+    without = [name for name, camera in config.cameras.items() if not camera.rate_hz]
+    if without and len(without) < len(config.cameras):
+        yield (
+            f"parameter camera.{without[0]}.rate_hz is 0, while other cameras have a rate: whether the DNNs fit the "
+            "device is only measured with a rate for every camera"
+        )
+
+
+def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
+    if settings.max_batch > 1 and cameras == 1:
+        yield (
+            f"parameter dnn.{name}.max_batch is {settings.max_batch}, but {name} serves one camera: an inference takes "
+            "at most one frame per camera"
+        )
+    if settings.batch_delay_ms and settings.max_batch == 1:
+        yield (
+            f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: batch_delay_ms "
+            "has no effect; set max_batch above 1, or batch_delay_ms to 0"
+        )
+
+
+def _backend_warnings(name: str, settings: DnnConfig, device: torch.device, backend: Any) -> Iterator[str]:
+    """Parameters that have no effect with this backend."""
+    if settings.branches != 1 and device.type not in backend.branches:
+        have = " or ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
+        yield (
+            f"parameter dnn.{name}.branches is {settings.branches} and has no effect with backend {backend.name} on "
+            f"{device}: branches run at the same time on a GPU with backend {have}"
+        )
+    if settings.providers and not backend.providers:
+        have = ", ".join(spec.name for spec in BACKENDS.usable() if spec.providers)
+        yield (
+            f"parameter dnn.{name}.providers is {settings.providers} and has no effect with backend {backend.name} on "
+            f"{device}; backends with execution providers: {have}"
+        )
+
+
+def _calibration_problems(name: str, settings: DnnConfig) -> Iterator[str]:
+    if settings.precision == "int8":
+        try:
+            sample_files(settings.calibration_images)
+        except ImagesError as error:
+            yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
+
+
+def _provider_problems(name: str, settings: DnnConfig, device: torch.device) -> Iterator[str]:
+    chosen = {text: parse(text).provider for text in settings.providers}
+    for text, provider in chosen.items():
+        if device.type not in provider.device_types:
+            fit = ", ".join(each.name for each in PROVIDERS.values() if device.type in each.device_types)
+            yield f"parameter dnn.{name}.providers names '{text}', but the device is {device}; allowed there: {fit}"
+    if chosen and not any(settings.precision in provider.precisions for provider in chosen.values()):
+        have = "; ".join(f"{provider.name}: {', '.join(provider.precisions)}" for provider in chosen.values())
+        yield f"parameter dnn.{name}.precision is '{settings.precision}'; allowed with its providers: {have}"
+
+
+def _sms_problems(name: str, settings: DnnConfig, device: torch.device) -> Iterator[str]:
+    if not settings.sms:
+        return
+    problem = f"only an NVIDIA GPU can be partitioned; the device is {device}"
+    if device.type != "cpu":
+        from multi_dnn_ros.backends import green_contexts
+
+        problem = green_contexts.sms_problem(device, settings.sms)
+        if not problem:
+            try:
+                green_contexts.make_stream(device, settings.sms)
+            except RuntimeError as error:
+                problem = f"CUDA reports: {summarize_error(error)}"
+    if problem:
+        yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"
