@@ -11,7 +11,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 #: What an engine process imports before it uses :func:`build`, which takes seconds; after a colon, a function to call.
 MODULES: tuple[str, ...] = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check:import_registries")
 if has_gpu_driver():  # these import PyTorch
-    MODULES += ("multi_dnn_ros.pipeline.torch_task", "multi_dnn_ros.graph.trace:import_export")
+    MODULES += ("multi_dnn_ros.pipeline.torch_task", "multi_dnn_ros.models.trace:import_export")
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
