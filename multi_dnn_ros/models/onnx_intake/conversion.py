@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.models.errors import Refusal, node_name
 from multi_dnn_ros.models.onnx_graph import quiet_options
-from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 #: Largest difference of an output from ONNX Runtime's, relative to the output's largest value, and the share of values
 #: that may differ by more: where two scores are nearly equal, rounding may exchange their rows.
