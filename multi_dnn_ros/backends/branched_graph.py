@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.green_contexts import further_streams
 from multi_dnn_ros.graph.branches import SerialGraphError
-from multi_dnn_ros.graph.nodes import attribute
 from multi_dnn_ros.graph.stream_plan import StreamPlan
+from multi_dnn_ros.models.trace import attribute
 
 
 class BranchStreams(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,12 +12,27 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.stream_graph import StreamGraph
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.graph.garbage_collection import gc_paused
 
 #: Calls before the capture, in which libraries choose their algorithms and allocate workspaces.
 _WARM_UP_CALLS = 3
 
 Launch = Callable[[], None]
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Disable garbage collection inside the block. Affects the whole process, so blocks in several threads must not
+    overlap.
+
+    Needed while a CUDA graph is captured, because destroying a collected CUDA graph would abort the capture.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def capture_on(device: torch.device) -> Callable[[Launch], Launch]:

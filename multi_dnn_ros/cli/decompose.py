@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.compression.graph_layers import with_layers
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.compression.measured import Measured
-    from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
+    from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.sources import load_network, weights_file
 

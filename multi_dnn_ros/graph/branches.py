@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection
-from multi_dnn_ros.graph.operations import bytes_of
+from multi_dnn_ros.models.operations import bytes_of
+from multi_dnn_ros.models.trace import attribute, is_repeatable, is_selection
 
 aten = torch.ops.aten
 
@@ -74,7 +74,7 @@ def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def device_operations(
     graph_module: fx.GraphModule, cost: Callable[[fx.Node], float] | None = None
 ) -> tuple[DeviceOperation, ...]:
-    """The operations of a graph of :func:`multi_dnn_ros.graph.trace.trace` that launch work, in their order.
+    """The operations of a graph of :func:`multi_dnn_ros.models.trace.trace` that launch work, in their order.
 
     cost: seconds of an operation; None: estimated from the shapes (see estimated_s). Raises SerialGraphError if an
     operation writes into a tensor, is random, or is no ATen operation, because the order then matters.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multi_dnn_ros.graph.partition import fewest_runs
+from multi_dnn_ros.models.partition import fewest_runs
 
 #: Maximum number of jobs, as of parameter `dnn.<dnn>.jobs`.
 MAX_JOBS = 256
@@ -15,7 +15,7 @@ LAUNCH_SHARE = 0.05
 
 @dataclass(frozen=True)
 class JobLength:
-    """jobs: number of jobs. limit_s: maximum time of the layers of a job, for graph.cut.
+    """jobs: number of jobs. limit_s: maximum time of the layers of a job, for models.cut.
 
     launch_share: share of launch cost in the time of all jobs. too_long: indices of layers that exceed limit_s by
     themselves. capped: MAX_JOBS are not enough.

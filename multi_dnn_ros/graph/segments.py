@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from multi_dnn_ros.graph.branches import SerialGraphError, estimated_s, origins
-from multi_dnn_ros.graph.nodes import attribute, is_selection
 from multi_dnn_ros.graph.stream_plan import Step, StreamPlan
+from multi_dnn_ros.models.trace import attribute, is_selection
 
 aten = torch.ops.aten
 
@@ -64,7 +64,7 @@ def segment_name(index: int) -> str:
 def split_into_segments(graph_module: fx.GraphModule, plan: StreamPlan) -> tuple[fx.GraphModule, StreamPlan]:
     """A graph that calls each segment as a submodule, and the plan for it. Both share the tensors of `graph_module`.
 
-    graph_module: of :func:`multi_dnn_ros.graph.trace.trace`. The submodules are graphs, named by segment_name() in the
+    graph_module: of :func:`multi_dnn_ros.models.trace.trace`. The submodules are graphs, named by segment_name() in the
     order of segments(); they take tensors and return a flat tuple of tensors. A segment contains the parameters that it
     reads, and computes the views of other segments' results that it reads. Raises SerialGraphError if a segment would
     have to pass on something other than tensors.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import fx, nn
 
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.errors import summarize_error
@@ -110,6 +110,15 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def network_checksum(module: nn.Module) -> str:
+    """Checksum of a network's structure and weights, by which caches find what was made for it."""
+    digest = hashlib.sha256(repr(module).encode())
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            digest.update(part.code.encode())
+    return hashlib.sha256(digest.digest() + weights_digest(module.state_dict()).encode()).hexdigest()
 
 
 def _exporter(module: nn.Module, description: Description) -> Callable[[Path], None]:

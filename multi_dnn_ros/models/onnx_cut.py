@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.graph.partition import SLACK, partition
 from multi_dnn_ros.models.onnx_graph import ValueType, names_read, optimized, quiet_options, value_types
+from multi_dnn_ros.models.partition import SLACK, partition
 
 # Rates of a nominal machine, to estimate the time of a node from its products, its memory traffic and a fixed cost. For
 # balance only their ratios matter.

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_graph import memory_file
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
+from multi_dnn_ros.models.trace import trace
 
 #: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17

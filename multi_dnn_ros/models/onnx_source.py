@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.models.dnn import Source
-from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.errors import ModelError, Refusal
 from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
-from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.models.registry import ModelRequest
 

@@ -24,8 +24,8 @@ from multi_dnn_ros.backends.onnx_providers import hardware_facts
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.processes import end_with_parent
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.graph.balance import balance, random_image
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.balance import balance, random_image
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.partition.tables import BatchTable

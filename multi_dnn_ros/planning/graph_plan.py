@@ -18,7 +18,7 @@ from multi_dnn_ros.planning.clock import median_s
 from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.graph.cut import NodeCost
+    from multi_dnn_ros.models.cut import NodeCost
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ LAUNCH_ROUNDS, LAUNCHES = 15, 20
 class JobPlan:
     """How one DNN is cut.
 
-    jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.graph.cut.cut_module`; without costs, the
+    jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.models.cut.cut_module`; without costs, the
     times are unknown and cut_module uses its own estimates. The first layer's cost includes preprocessing, which runs
     in the first job. node_costs_s: for a DNN that is an ONNX graph, instead of costs, seconds of each node of the
     optimized graph. launch_s: launch cost per job. known: source of the times, "predicted" or "measured". bound_s:

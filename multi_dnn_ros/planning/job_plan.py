@@ -14,10 +14,10 @@ from torch import nn
 from multi_dnn_ros.backends import StaticStage
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.graph.cut import cut_graph
-from multi_dnn_ros.graph.layers import Layer, node_costs
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.cut import cut_graph
 from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.layers import Layer, node_costs
+from multi_dnn_ros.models.trace import trace
 from multi_dnn_ros.planning.clock import median_s, synchronize
 from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH
 from multi_dnn_ros.planning.graph_plan import (

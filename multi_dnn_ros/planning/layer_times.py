@@ -10,7 +10,7 @@ import torch
 from multi_dnn_ros.backends.machine_cache import Key, MachineCache
 from multi_dnn_ros.backends.onnx_providers import hardware_facts
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.graph.checksum import network_checksum
+from multi_dnn_ros.models.artifact import network_checksum
 from multi_dnn_ros.planning.measure import Traced
 from multi_dnn_ros.planning.timing import Target
 

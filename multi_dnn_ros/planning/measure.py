@@ -12,9 +12,9 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.graph.cut import GraphStage, NodeCost, cut_graph
-from multi_dnn_ros.graph.layers import Layer, layers_of
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.cut import GraphStage, NodeCost, cut_graph
+from multi_dnn_ros.models.layers import Layer, layers_of
+from multi_dnn_ros.models.trace import trace
 from multi_dnn_ros.planning.clock import timed_ms
 from multi_dnn_ros.planning.timing import Target
 
@@ -101,7 +101,7 @@ def measure(
     """Run the network `target.rounds` times in `jobs` jobs and as often layer by layer, in turns, so that a disturbance
     affects both.
 
-    costs: of the cut into jobs, see graph.cut. Raises what cutting or the backend raises.
+    costs: of the cut into jobs, see models.cut. Raises what cutting or the backend raises.
     """
     stages = tuple(cut_graph(traced.graph_module, jobs, costs=costs))
     served, layered = Chain(stages, traced.inputs, target), LayerChain(traced, target)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_text
-from multi_dnn_ros.graph.layers import Layer, LayerWork
-from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.models.layers import Layer, LayerWork
+from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.planning.checked_file import read_checked
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.timing import Target

@@ -17,7 +17,7 @@ from multi_dnn_ros.backends import Backend, Stage, run_stages
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.backends.registry import BACKENDS, library_version
 from multi_dnn_ros.common.reporting import cpu_model
-from multi_dnn_ros.graph.cut import cut_module, untraced_stage
+from multi_dnn_ros.models.cut import cut_module, untraced_stage
 from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import torch
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.graph.cut import cut_graph
+from multi_dnn_ros.models.cut import cut_graph
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.measure import LayerChain, ReportProgress
 from multi_dnn_ros.planning.predictor import Load, LoadKind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.planning.predictor import LOADS, TREE_FEATURES, Load, tree_features
 from multi_dnn_ros.profiling.samples import Sample
 

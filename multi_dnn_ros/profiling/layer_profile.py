@@ -12,9 +12,9 @@ import numpy as np
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import table, write_json
-from multi_dnn_ros.graph.cut import NodeCost
-from multi_dnn_ros.graph.layers import Layer, node_costs
-from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.models.cut import NodeCost
+from multi_dnn_ros.models.layers import Layer, node_costs
+from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.planning.measure import ReportProgress, Times, measure
 from multi_dnn_ros.planning.predictor import Predictor
 from multi_dnn_ros.planning.timing import Target

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import (
     Forest,

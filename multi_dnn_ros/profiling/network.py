@@ -31,7 +31,7 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
     weights: "" means random for sources that take weights (times do not depend on them), otherwise the model's own.
     size: (width, height), for models that do not define it. Raises ModelError, which names the argument.
     """
-    from multi_dnn_ros.graph.balance import balance, random_image
+    from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.models.sources import load_network
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from multi_dnn_ros.common.reporting import write_text
-from multi_dnn_ros.graph.layers import LayerWork
-from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.models.layers import LayerWork
+from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.predictor import Limits, Load, LoadKind, Question

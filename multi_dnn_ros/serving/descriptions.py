@@ -32,7 +32,7 @@ def modules_of(build: Build) -> tuple[str, ...]:
     """
     if build is not build_pipeline:
         return tuple(getattr(build, "modules", (build.__module__,)))
-    torch = ("multi_dnn_ros.serving.torch_task", "multi_dnn_ros.graph.trace:import_export")
+    torch = ("multi_dnn_ros.serving.torch_task", "multi_dnn_ros.models.trace:import_export")
     modules = ("multi_dnn_ros.serving.build", "multi_dnn_ros.serving.settings_check:import_registries")
     return modules + (torch if has_gpu_driver() else ())
 

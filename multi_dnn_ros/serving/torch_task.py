@@ -20,9 +20,9 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.graph.cut import cut_graph, cut_module
-from multi_dnn_ros.graph.trace import TraceError, trace
+from multi_dnn_ros.models.cut import cut_graph, cut_module
 from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.trace import TraceError, trace
 from multi_dnn_ros.planning.graph_plan import JobPlan
 from multi_dnn_ros.planning.job_plan import JobPlanner
 from multi_dnn_ros.serving.choices import ConfigError, timing_target

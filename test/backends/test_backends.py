@@ -15,8 +15,8 @@ from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
-from multi_dnn_ros.graph.cut import cut_graph, cut_module
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.cut import cut_graph, cut_module
+from multi_dnn_ros.models.trace import trace
 from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import ConfigError, choose_backend
 from multi_dnn_ros.settings.flat_parameters import to_config

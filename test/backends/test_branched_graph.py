@@ -21,7 +21,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branched_graph import BranchStreams
 from multi_dnn_ros.backends.branched_segments import segmented
 from multi_dnn_ros.backends.precision import cast_stage
-from multi_dnn_ros.graph.cut import GraphStage, cut_module
+from multi_dnn_ros.models.cut import GraphStage, cut_module
 
 
 class FakeStreams:

@@ -24,8 +24,8 @@ from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.common import resources
-from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.segments import segment_name
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -35,7 +35,7 @@ from multi_dnn_ros.backends.onnx_providers import (
 from multi_dnn_ros.backends.onnxruntime_backend import SPEC, OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu, bound_stages
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.serving.choices import automatic_providers, choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig

@@ -23,7 +23,7 @@ from torchvision.models.mobilenetv3 import _mobilenet_v3_conf
 from multi_dnn_ros.backends import Shared
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, node_times_ms
 from multi_dnn_ros.models.onnx_export import export_network

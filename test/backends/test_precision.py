@@ -21,7 +21,7 @@ from multi_dnn_ros.backends.precision import (
     float32_products,
 )
 from multi_dnn_ros.backends.registry import allowed_precisions
-from multi_dnn_ros.graph.cut import GraphStage, cut_module
+from multi_dnn_ros.models.cut import GraphStage, cut_module
 from multi_dnn_ros.serving.choices import ConfigError, choose_backend
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torchvision.models.regnet import BlockParams
 
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.small_products import sum_small_products
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 
 
 def squeeze_and_excite(image: torch.Tensor, down: nn.Conv2d, up: nn.Conv2d) -> torch.Tensor:

@@ -18,7 +18,7 @@ from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.registry import allowed_precisions
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import choose_backend
 
 GPU = torch.device("cuda", 0)

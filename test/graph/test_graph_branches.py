@@ -16,7 +16,7 @@ from multi_dnn_ros.graph.branches import (
     levels,
     origins,
 )
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.trace import trace
 
 
 class TwoBranches(nn.Module):

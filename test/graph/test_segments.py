@@ -14,7 +14,7 @@ from torch import fx, nn
 from multi_dnn_ros.graph.branches import SerialGraphError, device_operations, estimated_s
 from multi_dnn_ros.graph.segments import fused_s, segment_name, segments, split_into_segments
 from multi_dnn_ros.graph.stream_plan import plan_streams
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.trace import trace
 
 aten = torch.ops.aten
 

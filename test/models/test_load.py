@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD
-from multi_dnn_ros.graph.balance import balance
+from multi_dnn_ros.models.balance import balance
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn

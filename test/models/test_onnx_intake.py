@@ -366,9 +366,9 @@ def test_the_metadata_tells_the_layouts_of_rt_detr_from_others(
 @pytest.mark.parametrize(
     ("properties", "words"),
     [
-        ({"names": "{0: 'car', 2: 'bus'}"}, r"names has the numbers \[0, 2\].*expected 0 to 1"),
+        ({"names": "{0: 'car', 2: 'bus'}"}, r"names is .*its numbers are \[0, 2\].*expected 0 to 1"),
         ({"names": "__import__('os')"}, r"metadata names is .*expected a list or names by number"),
-        ({"imgsz": "[8]"}, r"imgsz is \[8\]; expected \[height, width\]"),
+        ({"imgsz": "[8]"}, r"imgsz is .*8"),
         ({"stride": "32"}, r"multiples of 32; not 10 x 8"),
         ({"task": "classify"}, "a classifier by its metadata; allowed: detectors"),
     ],
@@ -418,10 +418,10 @@ def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
     file = written(tmp_path / "net.onnx", model(nodes, ["head"], opset=13, constants=constants))
     for text, words in (
         ("lables: [a]", r"net\.yaml: unknown key 'lables'; allowed: labels,"),
-        ("mean: 3", r"net\.yaml: mean is 3; expected one number for each"),
+        ("mean: 3", r"net\.yaml: mean is '3': "),
         ("- a", r"net\.yaml beside it holds list; expected keys"),
         ("{", r"net\.yaml beside it cannot be read"),
-        ("color: red", "color is 'red'; allowed: rgb, bgr"),
+        ("color: red", "color is 'red': .*'rgb' or 'bgr'"),
         ("labels: &few [a]\nmean: *few", r"net\.yaml beside it cannot be read: aliases are not supported"),
     ):
         (tmp_path / "net.yaml").write_text(text)

@@ -13,9 +13,9 @@ import torch
 from profiling_fakes import LAYERS, SHAPE, Small, target, taught, traced
 from torch import nn
 
-from multi_dnn_ros.graph.cut import cut_graph
-from multi_dnn_ros.graph.layers import layers_of
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.cut import cut_graph
+from multi_dnn_ros.models.layers import layers_of
+from multi_dnn_ros.models.trace import trace
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
 from multi_dnn_ros.planning.measure import Times

@@ -10,8 +10,8 @@ from profiling_fakes import CPU, LAYERS, SHAPE, Small, target, traced
 from torch import nn
 
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.graph.cut import cut_graph
-from multi_dnn_ros.graph.layers import node_costs
+from multi_dnn_ros.models.cut import cut_graph
+from multi_dnn_ros.models.layers import node_costs
 from multi_dnn_ros.planning.clock import timed_ms
 from multi_dnn_ros.planning.measure import LayerChain, measure, trace_for
 

@@ -7,7 +7,7 @@ import torch
 from profiling_fakes import CPU, LAYERS, SHAPE, Small, limits, target, taught, traced
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.graph.cut import cut_graph
+from multi_dnn_ros.models.cut import cut_graph
 from multi_dnn_ros.planning.measure import Times
 from multi_dnn_ros.profiling import limits as module
 from multi_dnn_ros.profiling.layer_profile import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from profiling_fakes import law, machine
 
-from multi_dnn_ros.graph.layers import LayerWork
+from multi_dnn_ros.models.layers import LayerWork
 from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import Load, tree_features
 from multi_dnn_ros.profiling.importances import importances

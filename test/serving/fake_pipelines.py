@@ -121,7 +121,7 @@ def build_with_session(config: NodeConfig, progress: Callable[[str], None]) -> P
     ONNX Runtime for three threads starts.
     """
     from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
-    from multi_dnn_ros.graph.cut import cut_module
+    from multi_dnn_ros.models.cut import cut_module
 
     progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
     logging.getLogger("multi_dnn_ros.test").warning("logged")

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 #: configurations.
 MODULES = ("torch", "torchvision", "multi_dnn_ros.serving.build", "multi_dnn_ros.serving.configure",
            "multi_dnn_ros.engine.engine", "multi_dnn_ros.training.retrain", "multi_dnn_ros.models.onnx_source",
-           "multi_dnn_ros.graph.trace:import_export")  # fmt: skip
+           "multi_dnn_ros.models.trace:import_export")  # fmt: skip
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_REQUEST = 1 << 17

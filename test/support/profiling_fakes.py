@@ -9,7 +9,7 @@ from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
-from multi_dnn_ros.graph.layers import Layer, LayerWork
+from multi_dnn_ros.models.layers import Layer, LayerWork
 from multi_dnn_ros.planning.measure import Traced, trace_for
 from multi_dnn_ros.planning.predictor import Linear, Load, Predictor, trained_ranges
 from multi_dnn_ros.planning.timing import Target

@@ -27,8 +27,8 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.graph.balance import balance, random_image
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.balance import balance, random_image
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.serving.choices import choose_backend
 

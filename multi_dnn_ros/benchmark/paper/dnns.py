@@ -18,8 +18,8 @@ from multi_dnn_ros.benchmark.paper.sets import Condition, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
-from multi_dnn_ros.graph.balance import balance, random_image
-from multi_dnn_ros.graph.cut import GraphStage, cut_module
+from multi_dnn_ros.models.balance import balance, random_image
+from multi_dnn_ros.models.cut import GraphStage, cut_module
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.serving.choices import choose_backend

@@ -1,4 +1,4 @@
-"""Converts a prepared ONNX graph to a PyTorch module, for GPUs and for the offline tools that need PyTorch's graph."""
+"""Converts a prepared ONNX graph to a PyTorch module, for captured graphs on a GPU and for the offline tools."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.models.errors import Refusal, node_name
 from multi_dnn_ros.models.onnx_graph import quiet_options
-from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit
-from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 #: Largest difference of an output from ONNX Runtime's, relative to the output's largest value, and the share of values
 #: that may differ by more: where two scores are nearly equal, rounding may exchange their rows.
 _TOLERANCE, _MAX_DIFFERENT = 1e-2, 0.05
 #: Imported on first use, because it needs the optional onnx2torch.
-_CONVERTERS = "multi_dnn_ros.models.onnx_intake.converters"
+_CONVERTERS = "multi_dnn_ros.models.onnx_intake.operators"
+_INSTEAD = "on a CPU, ONNX Runtime runs the file as it is; for other uses export it without the operator"
 
 
 def check_operators(model: Any) -> None:
@@ -43,8 +43,7 @@ def check_operators(model: Any) -> None:
         named = ", ".join(list(missing.values())[:5])
         raise Refusal(
             f"has an operator without a converter to PyTorch, which this use of the network needs: {named} in opset "
-            f"{versions.get('', 0)}; run it on the CPU by ONNX Runtime, export it without the operator, or register a "
-            "converter with onnx2torch's add_converter in your own package"
+            f"{versions.get('', 0)}; {_INSTEAD}, or register a converter with onnx2torch's add_converter"
         )
 
 
@@ -52,29 +51,31 @@ def convert(model: Any) -> fx.GraphModule:
     """Convert a prepared onnx.ModelProto to a network in eval mode.
 
     The network takes (1, 3, height, width) float32 and returns a tensor, or a list if there are several outputs. Raises
-    Refusal, which names the operator, also if the outputs for noise differ from those of ONNX Runtime. A network that
-    is quantized with QuantizeLinear and DequantizeLinear rounds as the file does, in floating point.
+    Refusal, which names the operator, also if the size of the image is free and if the outputs for noise differ from
+    those of ONNX Runtime.
     """
-    model = _with_float_weights(model)
-    make_pads_explicit(model)
+    from onnx import ModelProto
+
+    if not all(side.dim_value for side in model.graph.input[0].type.tensor_type.shape.dim):
+        raise Refusal("leaves the size of its image open; set input_width and input_height, or --size")
+    given, model = model, ModelProto()
+    model.CopyFrom(given)
+    _make_pads_explicit(model)
     check_operators(model)
     with optional("an ONNX file"):
         import onnx2torch
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about deviations that the comparison with ONNX Runtime would find
-            network = onnx2torch.convert(model).eval()
+            warnings.simplefilter("ignore")  # about deviations that the comparison with ONNX Runtime finds
+            network = _with_plain_names(onnx2torch.convert(model).eval())
+            _compare(model, network)
+    except Refusal:
+        raise
     except NotImplementedError as error:
-        raise Refusal(f"cannot be converted to PyTorch: {summarize_error(error)}") from None
+        raise Refusal(f"cannot be converted to PyTorch: {summarize_error(error)}; {_INSTEAD}") from None
     except Exception as error:
         raise Refusal(f"cannot be converted to PyTorch: {type(error).__name__}: {summarize_error(error)}") from None
-    assert isinstance(network, fx.GraphModule)
-    network = _with_plain_names(network)
-    is_quantized = any(node.op_type == "QuantizeLinear" for node in model.graph.node)  # which amplifies rounding
-    sides = model.graph.input[0].type.tensor_type.shape.dim
-    if not is_quantized and all(side.dim_value for side in sides):
-        _compare(model, network)
     return network
 
 
@@ -99,37 +100,39 @@ def _compare(model: Any, network: fx.GraphModule) -> None:
             )
         if different.size and different.mean() > _MAX_DIFFERENT:
             raise Refusal(
-                f"converted to PyTorch, {different.mean():.0%} of {value.name!r} differ from ONNX Runtime's; run it on "
-                "the CPU by ONNX Runtime, or export it with another opset or as a .pt2 file"
+                f"converted to PyTorch, {different.mean():.0%} of {value.name!r} differ from ONNX Runtime's; run it "
+                "on the CPU by ONNX Runtime, or export it with another opset or as a .pt2 file"
             )
 
 
-def _with_float_weights(model: Any) -> Any:
-    """A copy of an onnx.ModelProto with quantized weights as float32: (x - zero point) * scale."""
-    from onnx import ModelProto, numpy_helper
+def _make_pads_explicit(model: Any) -> None:
+    """Replace, in place, auto_pad, which TensorFlow's exporters write, by pads (ONNX operator Conv, auto_pad)."""
+    from onnx import helper
 
-    copied = ModelProto()
-    copied.CopyFrom(model)
-    graph = copied.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    nodes = []
+    graph = model.graph
+    shapes = {
+        value.name: tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+    shapes.update((tensor.name, tuple(tensor.dims)) for tensor in graph.initializer)
     for node in graph.node:
-        if node.op_type != "DequantizeLinear" or not all(name in constants for name in node.input if name):
-            nodes.append(node)
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if node.op_type not in ("Conv", "MaxPool") or given.get("auto_pad") not in (b"SAME_UPPER", b"SAME_LOWER"):
             continue
-        values, *parameters = (numpy_helper.to_array(constants[name]).astype(np.float32) for name in node.input if name)
-        options = {attribute.name: attribute.i for attribute in node.attribute}
-        if options.get("block_size", 0):
-            raise Refusal(f"operator {node_name(node)}: block_size; allowed: one scale for the tensor or per channel")
-        along = [1] * values.ndim
-        along[options.get("axis", 1) if parameters[0].size > 1 else 0] = -1
-        scale, *zero = (each.reshape(along if each.size > 1 else ()) for each in parameters)
-        graph.initializer.append(numpy_helper.from_array(
-            np.asarray((values - (zero[0] if zero else 0)) * scale, np.float32), node.output[0]
-        ))  # fmt: skip
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return copied
+        kernel = given.get("kernel_shape") or shapes[node.input[1]][2:]
+        ones = [1] * len(kernel)
+        small, large = [], []
+        for length, result, size, stride, dilation in zip(
+            shapes[node.input[0]][2:], shapes[node.output[0]][2:], kernel, given.get("strides", ones),
+            given.get("dilations", ones), strict=True,
+        ):  # fmt: skip
+            total = max((result - 1) * stride + (size - 1) * dilation + 1 - length, 0)
+            small.append(total // 2)
+            large.append(total - total // 2)
+        pads = small + large if given["auto_pad"] == b"SAME_UPPER" else large + small
+        for attribute in [each for each in node.attribute if each.name in ("auto_pad", "pads")]:
+            node.attribute.remove(attribute)
+        node.attribute.append(helper.make_attribute("pads", pads))
 
 
 def _with_plain_names(network: fx.GraphModule) -> fx.GraphModule:

@@ -9,24 +9,52 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.onnx_intake.refusal import Refusal
+from multi_dnn_ros.models.errors import Refusal
 from multi_dnn_ros.settings.params_file import StrictLoader
 
 _MAX_BYTES = 4 << 20
-_MAX_LABELS = 65_536
 _SUFFIXES = (".yaml", ".yml", ".json")
 #: Files of exporters that are not named after the model; read if the model is the only one in its folder.
 _BY_EXPORTERS = ("infer_cfg.yml", "metadata.yaml", "preprocessor_config.json", "config.json")
-#: Keys of this package's own format, with the meaning of the parameters of the same names.
-_OWN = ("labels", "input_width", "input_height", "resize", "color", "mean", "std", "decoder")
+_Triple = tuple[float, float, float]
+
+
+def _in_order(names: Any) -> Any:
+    """Names by index from a mapping of numbers 0, 1, 2 ... to names; anything else as it is."""
+    if not isinstance(names, dict):
+        return names
+    numbered = {int(key): name for key, name in names.items()}
+    if sorted(numbered) != list(range(len(numbered))):
+        raise ValueError(f"its numbers are {sorted(numbered)[:5]} ...; expected 0 to {len(numbered) - 1}")
+    return [numbered[index] for index in range(len(numbered))]
+
+
+_Labels = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_in_order), Field(max_length=65_536)
+]
+_Side = Annotated[int, Field(ge=0, le=8192, strict=True)]
+
+
+class _Own(BaseModel, extra="forbid"):
+    """This package's own format; its keys have the meaning of the parameters of the same names."""
+
+    labels: _Labels = ()
+    input_width: _Side = 0
+    input_height: _Side = 0
+    resize: Literal["stretch", "letterbox"] | None = None
+    color: Literal["rgb", "bgr"] | None = None
+    mean: _Triple | None = None
+    std: _Triple | None = None
+    decoder: str = ""
 
 
 class _Loader(StrictLoader):
@@ -104,7 +132,7 @@ def _read(file: Path) -> Metadata:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         if file.name in _BY_EXPORTERS:
             return Metadata()
-        raise Refusal(f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_OWN)}")
+        raise Refusal(f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_Own.model_fields)}")
     where = str(file)
     if "names" in values:
         return _ultralytics(values, where)
@@ -118,40 +146,21 @@ def _read(file: Path) -> Metadata:
 
 
 def _own(values: Mapping[str, Any], where: str) -> Metadata:
-    unknown = sorted(set(values) - set(_OWN))
-    if unknown:
-        raise Refusal(f"{where}: unknown key {unknown[0]!r}; allowed: {', '.join(_OWN)}")
-    preprocess: dict[str, Any] = {}
-    choices: dict[str, tuple[str, ...]] = {"resize": ("stretch", "letterbox"), "color": ("rgb", "bgr")}
-    for key, allowed in choices.items():
-        if key in values and values[key] not in allowed:
-            raise Refusal(f"{where}: {key} is {str(values[key])[:80]!r}; allowed: {', '.join(allowed)}")
-    if "resize" in values:
-        preprocess["fit"] = values["resize"]
-    if "color" in values:
-        preprocess["bgr"] = values["color"] == "bgr"
-    for key in ("mean", "std"):
-        if key in values:
-            preprocess[key] = _numbers(values[key], f"{where}: {key}")
-    size = (_side(values.get("input_width", 0), f"{where}: input_width"),
-            _side(values.get("input_height", 0), f"{where}: input_height"))  # fmt: skip
-    decoder = values.get("decoder", "")
-    if not isinstance(decoder, str):
-        raise Refusal(f"{where}: decoder is {str(decoder)[:80]!r}; expected its name")
-    return Metadata(_labels(values.get("labels", []), f"{where}: labels"), size, preprocess, decoder)
+    own: _Own = _valid(_Own, values, where)
+    preprocess: dict[str, Any] = {key: getattr(own, key) for key in ("mean", "std") if getattr(own, key) is not None}
+    if own.resize is not None:
+        preprocess["fit"] = own.resize
+    if own.color is not None:
+        preprocess["bgr"] = own.color == "bgr"
+    return Metadata(own.labels, (own.input_width, own.input_height), preprocess, own.decoder)
 
 
 def _ultralytics(values: Mapping[str, Any], where: str) -> Metadata:
     """Ultralytics trains on letterboxed RGB images, 0..1; RT-DETR on stretched ones."""
     side = values.get("imgsz") or [0, 0]
-    sides = [side, side] if isinstance(side, int) else side
-    if not isinstance(sides, Sequence) or len(sides) != 2:
-        raise Refusal(f"{where}: imgsz is {str(side)[:80]}; expected [height, width]")
-    height, width = (_side(each, f"{where}: imgsz") for each in sides)
-    stride = values.get("stride", 1)
-    if not isinstance(stride, int) or not 1 <= stride <= 1024:
-        raise Refusal(f"{where}: stride is {str(stride)[:80]!r}; expected a whole number")
-    labels = _labels(values["names"], f"{where}: names")
+    height, width = _valid(tuple[_Side, _Side], [side, side] if isinstance(side, int) else side, f"{where}: imgsz")
+    stride = _valid(Annotated[int, Field(ge=1, le=1024)], values.get("stride", 1), f"{where}: stride")
+    labels = _valid(_Labels, values["names"], f"{where}: names")
     head = str(values.get("head", ""))
     transformer = head == "RTDETRDecoder" or "rtdetr" in str(values.get("description", "")).lower()
     # Without a head in the metadata (before May 2026), rows of 6 numbers may also be boxes with scores of two classes.
@@ -171,15 +180,15 @@ def _hugging_face(values: Mapping[str, Any], where: str) -> Metadata:
     if values.get("do_normalize", "image_mean" in values):
         for key, name in (("mean", "image_mean"), ("std", "image_std")):
             if values.get(name) is not None:
-                preprocess[key] = _numbers(values[name], f"{where}: {name}")
+                preprocess[key] = _valid(_Triple, values[name], f"{where}: {name}")
     if values.get("do_rescale") is False:  # values stay 0..255
         preprocess["mean"] = tuple(each / 255 for each in preprocess.get("mean", (0.0, 0.0, 0.0)))
         preprocess["std"] = tuple(each / 255 for each in preprocess.get("std", (1.0, 1.0, 1.0)))
     size = values.get("size")
     sides = (0, 0)
     if isinstance(size, dict) and "width" in size and "height" in size:
-        sides = (_side(size["width"], f"{where}: size"), _side(size["height"], f"{where}: size"))
-    return Metadata(_labels(values.get("id2label") or [], f"{where}: id2label"), sides, preprocess)
+        sides = _valid(tuple[_Side, _Side], (size["width"], size["height"]), f"{where}: size")
+    return Metadata(_valid(_Labels, values.get("id2label") or [], f"{where}: id2label"), sides, preprocess)
 
 
 def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
@@ -190,8 +199,8 @@ def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
     for step in steps if isinstance(steps, list) else []:
         if not isinstance(step, dict):
             continue
-        if step.get("type") == "Resize" and isinstance(step.get("target_size"), list) and len(step["target_size"]) == 2:
-            height, width = (_side(each, f"{where}: target_size") for each in step["target_size"])
+        if step.get("type") == "Resize" and "target_size" in step:
+            height, width = _valid(tuple[_Side, _Side], step["target_size"], f"{where}: target_size")
             sides = (width, height)
             preprocess["fit"] = "letterbox" if step.get("keep_ratio") else "stretch"
         if step.get("type") == "NormalizeImage":
@@ -199,11 +208,11 @@ def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
             if step.get("norm_type", "mean_std") == "none":
                 mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
             else:
-                mean = _numbers(step.get("mean", [0, 0, 0]), f"{where}: mean")
-                std = _numbers(step.get("std", [1, 1, 1]), f"{where}: std")
+                mean = _valid(_Triple, step.get("mean", [0, 0, 0]), f"{where}: mean")
+                std = _valid(_Triple, step.get("std", [1, 1, 1]), f"{where}: std")
             preprocess["mean"] = tuple(each / scale for each in mean)
             preprocess["std"] = tuple(each / scale for each in std)
-    return Metadata(_labels(values.get("label_list") or [], f"{where}: label_list"), sides, preprocess)
+    return Metadata(_valid(_Labels, values.get("label_list") or [], f"{where}: label_list"), sides, preprocess)
 
 
 def _literal(text: str, key: str) -> Any:
@@ -216,35 +225,16 @@ def _literal(text: str, key: str) -> Any:
         raise Refusal(f"metadata {key} is {text[:60]!r}; expected a list or names by number") from None
 
 
-def _labels(given: Any, where: str) -> tuple[str, ...]:
-    """Names by index, from a list or from a mapping of numbers 0, 1, 2 ... to names."""
-    if isinstance(given, dict):
-        try:
-            numbered = {int(key): name for key, name in given.items()}
-        except (TypeError, ValueError):
-            raise Refusal(f"{where} has keys that are not numbers; expected names by number") from None
-        if sorted(numbered) != list(range(len(numbered))):
-            raise Refusal(f"{where} has the numbers {sorted(numbered)[:5]} ...; expected 0 to {len(numbered) - 1}")
-        given = [numbered[index] for index in range(len(numbered))]
-    if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) and name for name in given):
-        raise Refusal(f"{where} is {str(given)[:60]!r}; expected a list of names")
-    if len(given) > _MAX_LABELS:
-        raise Refusal(f"{where} has {len(given)} names; allowed: {_MAX_LABELS}")
-    return tuple(given)
-
-
-def _numbers(given: Any, where: str) -> tuple[float, float, float]:
-    if (
-        not isinstance(given, (list, tuple))
-        or len(given) != 3
-        or not all(isinstance(each, (int, float)) for each in given)
-    ):
-        raise Refusal(f"{where} is {str(given)[:80]}; expected one number for each of 3 channels")
-    first, second, third = (float(each) for each in given)
-    return first, second, third
-
-
-def _side(given: Any, where: str) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= 8192:
-        raise Refusal(f"{where} is {str(given)[:80]!r}; expected pixels, at most 8192")
-    return given
+def _valid(kind: Any, given: Any, where: str) -> Any:
+    """`given` as a value of the type `kind`. Raises Refusal, which names `where` and the first problem."""
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            raise Refusal(
+                f"{where}: unknown key {str(first['loc'][0])[:80]!r}; allowed: {', '.join(_Own.model_fields)}"
+            ) from None
+        place = " ".join(str(part) for part in first["loc"][:1] if kind is _Own)
+        where = f"{where}: {place}" if place else where
+        raise Refusal(f"{where} is {str(first['input'])[:80]!r}: {first['msg']}") from None

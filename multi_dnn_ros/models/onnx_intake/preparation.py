@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.onnx_graph import ValueType, names_read
-from multi_dnn_ros.models.onnx_intake.cutting import output_names
-from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs
-from multi_dnn_ros.models.onnx_intake.map_outputs import OutputTensor, output_tensors
+from multi_dnn_ros.models.errors import Refusal
+from multi_dnn_ros.models.onnx_graph import StaticGraph, ValueType, names_read, static_graph
+from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs, to_float32
 from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
-from multi_dnn_ros.models.onnx_intake.precision import to_float32
-from multi_dnn_ros.models.onnx_intake.reading import read_model
-from multi_dnn_ros.models.onnx_intake.refusal import Refusal
-from multi_dnn_ros.models.onnx_intake.static_graph import StaticGraph, static_graph
+from multi_dnn_ros.models.onnx_intake.outputs import OutputTensor, output_names, output_tensors
+
+#: A protobuf message cannot be larger, bytes.
+_MAX_BYTES = (2 << 30) - 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def prepare(path: Path, requested: tuple[int, int] = (0, 0), images: int = 1) ->
     """
     from onnx import inliner
 
-    model = read_model(path)
+    model = _read_model(path)
     described = describe(path, {entry.key: entry.value for entry in model.metadata_props})
     requested = (requested[0] or described.size[0], requested[1] or described.size[1])
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
@@ -62,12 +61,26 @@ def prepare(path: Path, requested: tuple[int, int] = (0, 0), images: int = 1) ->
     if not wanted:
         raise Refusal("cannot be read as ONNX: it has no output")
     graph = static_graph(model, static=image.size is not None)
-    (image_name,) = (value.name for value in graph.model.graph.input)
-    names = output_names(graph, image_name, wanted, images)
+    names = output_names(graph, wanted, images)
     tensors = output_tensors(graph, names, image.size, opsets[""], images)
     shapes = [_open_shape(graph, tensor) for tensor in tensors]
     rebuilt = _rebuild(graph, tensors, shapes)
     return Prepared(rebuilt, image, tuple(zip(names, shapes, strict=True)), described, names != wanted)
+
+
+def _read_model(path: Path) -> Any:
+    """The onnx.ModelProto of `path` with its weights inside; onnx reads external data from the model's folder only."""
+    import onnx
+
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise Refusal(f"has {size} bytes; allowed: {_MAX_BYTES}; save its weights as external data")
+    model = onnx.load(path)
+    if not model.graph.node and not model.graph.output:
+        raise Refusal("cannot be read as ONNX: it holds no graph")
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MAX_BYTES - (1 << 20):
+        raise Refusal("its weights have more than 2 GiB, the largest size allowed")
+    return model
 
 
 def _open_shape(graph: StaticGraph, tensor: OutputTensor) -> tuple[int, ...]:
@@ -95,20 +108,20 @@ def _rebuild(graph: StaticGraph, tensors: list[OutputTensor], shapes: list[tuple
     for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
         written = f"output {index}"
         constant = graph.constants.get(tensor.name)
-        element = constant.data_type if constant is not None else None
         if tensor.channels_last:
             nodes.append(helper.make_node("Transpose", [tensor.name], [written], f"output_{index}", perm=[0, 3, 1, 2]))
         else:
             nodes.append(helper.make_node("Identity", [tensor.name], [written], f"output_{index}"))
-        if element is None:
+        if constant is None:
             outputs.append(ValueType(graph.types[tensor.name].kind, shape).info(written))
         else:
-            outputs.append(helper.make_tensor_value_info(written, element, shape))
+            outputs.append(helper.make_tensor_value_info(written, constant.data_type, shape))
     model = graph.model
+    inputs = {value.name for value in model.graph.input}
     inner = [
         kind.info(name)
         for name, kind in graph.types.items()
-        if name in needed and kind.is_tensor and name not in {value.name for value in model.graph.input}
+        if name in needed and kind.is_tensor and name not in inputs
     ]
     rebuilt = helper.make_graph(
         nodes, "network", list(model.graph.input), outputs,

@@ -88,7 +88,7 @@ def test_the_next_process_finds_compiled_kernels_on_disk(tmp_path):
             import sys, torch
             from torch import nn
             from torch._dynamo.utils import counters
-            from multi_dnn_ros.graph.cut import cut_module
+            from multi_dnn_ros.models.cut import cut_module
             from multi_dnn_ros.serving.choices import choose_backend
             device, example = torch.device("cuda", 0), (torch.zeros(1, 3, 64, 64),)
             torch.manual_seed(0)

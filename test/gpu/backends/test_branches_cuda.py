@@ -22,7 +22,7 @@ from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.static_stages import streams_of
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import choose_backend
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")

@@ -21,7 +21,7 @@ from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import choose_backend
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.preprocess_gpu import TensorPreprocess

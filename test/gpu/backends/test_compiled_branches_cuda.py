@@ -24,7 +24,7 @@ from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.benchmark.paper.branches import WIDTH, EncoderLayer
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import choose_backend
 
 #: Search map and template map of an encoder layer.

@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.onnx_providers import COMPILED, available
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage
 from multi_dnn_ros.backends.precision import PRECISIONS
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import choose_backend
 
 PROVIDERS = [

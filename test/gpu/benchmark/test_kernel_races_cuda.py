@@ -11,7 +11,7 @@ from multi_dnn_ros.backends import inductor
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import choose_backend
 
 

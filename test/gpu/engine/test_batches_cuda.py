@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import choose_backend
 from multi_dnn_ros.settings.flat_parameters import to_config

@@ -13,7 +13,7 @@ from multi_dnn_ros.backends.captured_network import as_network
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame, Result
-from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.models.cut import cut_module
 
 both = pytest.mark.parametrize("backend", [Eager(), CudaGraph(single_launch=True)], ids=["eager", "cuda_graph"])
 SIZE = (96, 128)

@@ -17,7 +17,7 @@ from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.engine import Engine, Frame
-from multi_dnn_ros.graph.balance import balance
+from multi_dnn_ros.models.balance import balance
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config

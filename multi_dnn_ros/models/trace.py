@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.graph.functional import is_known, make_functional
-from multi_dnn_ros.graph.garbage_collection import gc_paused
-from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +73,11 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         # For some errors torch.export prints the graph traced so far.
-        with contextlib.redirect_stderr(printed), warnings.catch_warnings(), torch.no_grad(), gc_paused():
+        with contextlib.redirect_stderr(printed), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # as the warnings of _LOGGERS
             program = torch.export.export(module, example_inputs, strict=False)
-            graph_module = program.module(check_guards=False) if is_known(program.graph) else None
-            if graph_module is None or not make_functional(graph_module):
-                # Empty decomposition table: functionalize, but keep convolution, batch norm and linear as single
-                # operations.
-                graph_module = program.run_decompositions({}).module(check_guards=False)
+            # Without decompositions: functionalize, but keep convolution, batch norm and linear as single operations.
+            graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
         log.debug("torch.export cannot trace %s; it printed: %s", type(module).__name__, printed.getvalue())
         raise TraceError(f"torch.export cannot trace {type(module).__name__}: {summarize_error(error)}") from error
@@ -132,12 +127,9 @@ def fold_batch_norms(graph_module: fx.GraphModule) -> None:
     """
     graph = graph_module.graph
     for node in graph.nodes:
-        if node.target is aten._native_batch_norm_legit_no_training.default:
-            convolution, *statistics, _, epsilon = node.args
-        elif node.target is aten.batch_norm.default:
-            convolution, *statistics, _, _, epsilon, _ = node.args
-        else:
+        if node.target is not aten._native_batch_norm_legit_no_training.default:
             continue
+        convolution, *statistics, _, epsilon = node.args
         if convolution.target is not aten.conv2d.default or len(convolution.users) != 1:
             continue
         image, weight, bias, *geometry = (*convolution.args, None)[: max(3, len(convolution.args))]
@@ -148,8 +140,6 @@ def fold_batch_norms(graph_module: fx.GraphModule) -> None:
         folded = nn.utils.fusion.fuse_conv_bn_weights(w, b, mean, variance, epsilon, gamma, beta)
         with graph.inserting_before(convolution):
             convolution.args = (image, *(_add_constant(graph_module, parameter) for parameter in folded), *geometry)
-        if node.target is aten.batch_norm.default:
-            node.replace_all_uses_with(convolution)
         for selection in [user for user in node.users if is_selection(user)]:
             if selection.args[1] == 0:
                 selection.replace_all_uses_with(convolution)
@@ -194,3 +184,36 @@ def _move_selections_to_source(graph: fx.Graph) -> None:
                 source = source.next
             if source.next is not node:
                 source.append(node)
+
+
+def is_selection(node: fx.Node) -> bool:
+    """Whether the node only selects one item of another node's tuple or list."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def is_repeatable(node: fx.Node) -> bool:
+    """Whether the node is deterministic and has no side effect."""
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return not (node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags)
+    return is_selection(node)
+
+
+def is_write(node: fx.Node) -> bool:
+    """Whether the node writes into one of its inputs (a model with state between frames)."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def attribute(graph_module: fx.GraphModule, node: fx.Node) -> Any:
+    """The parameter, buffer or submodule that a get_attr node refers to."""
+    value: Any = graph_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def tensor_of(value: Argument) -> torch.Tensor | None:
+    """The (fake) tensor of the node's traced value; None for anything else."""
+    traced = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return traced if isinstance(traced, torch.Tensor) else None

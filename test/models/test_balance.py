@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from multi_dnn_ros.graph.balance import balance, random_image
+from multi_dnn_ros.models.balance import balance, random_image
 from multi_dnn_ros.profiling.network import load
 
 LARGEST_HALF = 65504.0

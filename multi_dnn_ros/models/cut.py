@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.graph.nodes import is_selection, is_write, tensor_of
-from multi_dnn_ros.graph.operations import bytes_of, counter, is_view
-from multi_dnn_ros.graph.partition import SLACK, partition
-from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.operations import bytes_of, counter, is_view
+from multi_dnn_ros.models.partition import SLACK, partition
+from multi_dnn_ros.models.trace import is_selection, is_write, tensor_of, trace
 
 # Rates of a nominal machine, to estimate the time of an operation from its arithmetic, its memory traffic and a fixed
 # cost. For balance only their ratios matter. If the caller passes measured times as `costs`, only _BYTES_PER_S is used,
@@ -109,7 +108,7 @@ def cut_graph(
     costs: NodeCost | None = None,
     limit_s: float = float("inf"),
 ) -> list[GraphStage]:
-    """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut_module`."""
+    """Cut a graph made by :func:`multi_dnn_ros.models.trace.trace`; otherwise as :func:`cut_module`."""
     if stages < 1:
         raise ValueError(f"stages = {stages}: must be at least 1")
     layers = _layers(graph_module, costs or _estimate(graph_module))

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from multi_dnn_ros.graph.nodes import attribute, is_selection, tensor_of
+from multi_dnn_ros.models.trace import attribute, is_selection, tensor_of
 
 Shape = tuple[int, ...]
 
@@ -102,7 +102,7 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
-    """A function that describes each operation of a graph of :func:`multi_dnn_ros.graph.trace.trace`."""
+    """A function that describes each operation of a graph of :func:`multi_dnn_ros.models.trace.trace`."""
     traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
     fake_mode = detect_fake_mode(traced)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from multi_dnn_ros.graph.cut import NodeCost, cut_graph
-from multi_dnn_ros.graph.operations import Operation, Shape, counter, total
+from multi_dnn_ros.models.cut import NodeCost, cut_graph
+from multi_dnn_ros.models.operations import Operation, Shape, counter, total
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What the time of a layer depends on; see :mod:`multi_dnn_ros.graph.operations` for the counts.
+    """What the time of a layer depends on; see :mod:`multi_dnn_ros.models.operations` for the counts.
 
     channels_in, channels_out: size of axis 1 of the first input and output (0: none). pixels: output positions per
     channel, over all images of the batch.
@@ -63,7 +63,7 @@ class Layer:
 
 
 def layers_of(graph_module: fx.GraphModule, dtype: torch.dtype = torch.float32) -> list[Layer]:
-    """The layers of a graph of :func:`multi_dnn_ros.graph.trace.trace` in float32, in order.
+    """The layers of a graph of :func:`multi_dnn_ros.models.trace.trace` in float32, in order.
 
     dtype: that of weights and activations at run time, for the bytes.
     """
@@ -78,7 +78,7 @@ def layers_of(graph_module: fx.GraphModule, dtype: torch.dtype = torch.float32) 
 
 
 def node_costs(layers: Iterable[tuple[Layer, float]]) -> NodeCost:
-    """Seconds by operation from milliseconds by layer, for graph.cut: a layer's first operation has its time.
+    """Seconds by operation from milliseconds by layer, for models.cut: a layer's first operation has its time.
 
     Raises ValueError for an operation that is in none of the layers.
     """

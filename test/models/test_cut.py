@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.segmentation import LRASPP
 
-from multi_dnn_ros.graph.cut import cut_graph, cut_module
-from multi_dnn_ros.graph.trace import TraceError, trace
+from multi_dnn_ros.models.cut import cut_graph, cut_module
+from multi_dnn_ros.models.trace import TraceError, trace
 
 
 def randomized(module: nn.Module) -> nn.Module:
