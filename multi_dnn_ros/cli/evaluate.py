@@ -263,8 +263,8 @@ def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
     """Score each result of the DNN of --params-file on whole images. Returns 1 if no result has a score."""
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.serving.choices import choose_device
-    from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
     from multi_dnn_ros.training.data import evenly_spaced
+    from multi_dnn_ros.training.scoring import open_images, score_dnn
     from multi_dnn_ros.vision.results import OutputError
 
     config = read_config(args)
@@ -275,7 +275,7 @@ def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
     dnn = load_dnn(name, settings)
     rows: list[dict[str, Any]] = []
     # Open all data first, so that a mistake in the last --data is reported before the others are scored.
-    sets = [open_images(data, scored_labels(dnn), args.scenes) for data in args.data]
+    sets = [open_images(data, dnn, args.scenes) for data in args.data]
     for data, images in [(data, data.part("test")) for data in sets]:
         part = images.only(evenly_spaced(args.limit or len(images), len(images)))
         try:

@@ -70,9 +70,6 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         help="for classifiers: label smoothing, 0..1 (default: %(default)s)")  # fmt: skip
     add("--average", type=fraction, default=0.999, metavar="X",
         help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
-    add("--mix", type=fraction, default=0.0, metavar="X",
-        help="for classifiers: fraction of the batches in which CutMix combines images, 0..1; useful in long training "
-        "(default: %(default)s)")  # fmt: skip
     add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     options.add_seed(schedule, "order, augmentation and dropout")
@@ -106,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     sets = networks.read_data(args, student)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, ema=args.average, precision=args.precision,
-        seed=args.seed, mix=args.mix,
+        seed=args.seed,
     )  # fmt: skip
     with distributed.process_group(str(choose_device(args.device, "--device is"))) as device, ExitStack() as stack:
         first = distributed.rank() == 0

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.extras import optional, require
 from multi_dnn_ros.common.reporting import provenance
-from multi_dnn_ros.fleet.jobs_file import MOST_UNITS, FleetJob
+from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, suffix_of
 from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.sources import load_network
@@ -98,7 +98,7 @@ class JobWorker:
         self._weights = [weight for weight in self._network.parameters() if weight.requires_grad]
         set_training(self._network, True)
         if checkpoint.exists():
-            state = checkpoints.load(checkpoint, self._network, self._identity())
+            state = checkpoints.load(checkpoint, self._identity(), self._device)
             self._network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._done, self._losses = int(state["done"]), list(state["losses"])
@@ -115,14 +115,12 @@ class JobWorker:
 
     def join(self, rank: int, world: int, address: str) -> None:
         """Form a group with the other processes of the job, as number `rank` of `world`; all call this at the same
-        time. From now on each computes a part of every batch; the parts are equal to within a tenth of the batch.
+        time. From now on each computes a part of every batch; the parts differ by at most one image.
         """
         if world > 1:
             backend = "gloo" if self._threads else "nccl"
             dist.init_process_group(backend, address, world_size=world, rank=rank)
-        distributed.synchronize_batch_norm(self._network)  # so that the number of GPUs does not affect the result
         self._passes = distributed.replicated(self._network)
-        self._tenths = MOST_UNITS * rank // world, MOST_UNITS * (rank + 1) // world
         self._stream = self._batches_from(self._done)
         self._next: Batch | None = None
 
@@ -177,7 +175,7 @@ class JobWorker:
     def _step(self) -> None:
         batch = self._next if self._next is not None else next(self._stream)
         # For dropout: different random numbers in each process, and the same ones when a step is repeated.
-        torch.manual_seed((self.job.seed * 1_000_003 + self._done) * 11 + self._tenths[0])
+        torch.manual_seed((self.job.seed * 1_000_003 + self._done) * 11 + distributed.rank())
         # The schedule has whole epochs, which `steps` need not fill.
         set_rate(self._optimizer, self._schedule, self._done / self._total * self._schedule.epochs)
         with autocast(self._device, self._schedule.precision):
@@ -187,7 +185,7 @@ class JobWorker:
         loss = self._loss(outputs, batch) * (part * distributed.world())
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        exchanged = distributed.mean(loss.detach())
+        exchanged = distributed.total(loss.detach()) / distributed.world()
         torch.nn.utils.clip_grad_norm_(self._weights, self._schedule.clip)
         self._optimizer.step()
         # Before the loss is read: the GPU would be idle if the host fetched the next batch only then.
@@ -199,11 +197,9 @@ class JobWorker:
         self._done += 1
 
     def _batches_from(self, step: int) -> Iterator[Batch]:
-        """This process's part of each batch. Every tenth has random numbers of its own, so that a batch is the same
-        however it is divided.
-        """
+        """This process's part of each batch, from a step on."""
         while True:
-            for batch in self._batches.tenths(*divmod(step, len(self._batches)), *self._tenths):
+            for batch in self._batches.epoch(*divmod(step, len(self._batches))):
                 step += 1
                 yield batch
 

@@ -15,7 +15,7 @@ DEVICE_FORMS = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
 #: Values of the parameter `dnn.<dnn>.precision`; :data:`multi_dnn_ros.backends.precision.PRECISIONS` says what each is.
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: Values of --precision of the commands that train.
-TRAINING_PRECISIONS = ("fp32", "bf16", "fp16")
+TRAINING_PRECISIONS = ("fp32", "bf16")
 #: What is allowed for the size of an image, in words.
 SIZE_FORM = "a size such as 640x480 (1 to 16384 pixels each)"
 _LARGEST = 16384

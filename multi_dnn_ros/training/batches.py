@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as v2f
 
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.training import distributed
@@ -20,24 +18,6 @@ from multi_dnn_ros.training.samples import Batch, Rows
 
 #: Maximum number of processes that read for one process that trains.
 _READERS = 8
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Converts images 0..1 to a network's input: (value - mean) / std.
-
-    bgr: the network expects BGR; mean and std are in that order.
-    """
-
-    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    bgr: bool = False
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """(B, 3, h, w) float 0..1 RGB -> the same, float."""
-        image = image.flip(1) if self.bgr else image
-        normalized: Tensor = v2f.normalize(image, list(self.mean), list(self.std))
-        return normalized
 
 
 def augmentation(task: Task, size: tuple[int, int]) -> v2.Transform:
@@ -83,19 +63,19 @@ class _Augmented(Dataset[Batch]):
 
 
 class Batches:
-    """Augmented batches of all sets on `device`. The same epoch number gives the same batches.
+    """Augmented batches of all sets on `device`. The same epoch number gives the same batches, whatever the number of
+    processes.
 
-    batch_size: images per batch over all processes, each of which gets its share; at most the number of rows. mix: for
-    classes, the share of the batches in which each image gets a rectangle of another one (CutMix, Yun et al. 2019);
-    their labels are then (B, classes) float shares. classes: number of classes, for `mix`.
+    inputs: converts images (B, 3, h, w) float 0..1 RGB to the network's input. batch_size: images per batch over all
+    processes, each of which gets its share; at most the number of rows. Raises ValueError if a share would be empty.
     """
 
     def __init__(
-        self, sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
-        mix: float = 0.0, classes: int = 0,
+        self, sets: Sequence[Rows], task: Task, inputs: Callable[[Tensor], Tensor], batch_size: int, seed: int,
+        device: torch.device,
     ) -> None:  # fmt: skip
         self._data = _Augmented(sets, task)
-        self._inputs, self._seed, self._device, self._mix, self._classes = inputs, seed, device, mix, classes
+        self._inputs, self._seed, self._device = inputs, seed, device
         self.batch_size = min(batch_size, len(self._data.rows))
         if self.batch_size < distributed.world():
             raise ValueError(
@@ -106,44 +86,25 @@ class Batches:
         """Batches per epoch; an incomplete last one is dropped."""
         return len(self._data.rows) // self.batch_size
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """This process's share of each batch of an epoch. The shares differ by at most one image."""
-        rank, world = distributed.rank(), distributed.world()
-        return self._read(number, 0, rank * self.batch_size // world, (rank + 1) * self.batch_size // world)
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+        """This process's share of each batch of an epoch from batch `first` on. The shares differ by at most one image.
 
-    def tenths(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
-        """The tenths from `first` up to but not including `last` (both 0..10) of each batch, from batch `step` on."""
-        return self._read(number, step, self.batch_size * first // 10, self.batch_size * last // 10)
-
-    def _read(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
+        Raises DatasetError for an image that cannot be read.
+        """
         epoch_seed = self._seed * 100_003 + number
         order = torch.randperm(len(self._data.rows), generator=torch.Generator().manual_seed(epoch_seed)).tolist()
+        rank, world, size = distributed.rank(), distributed.world(), self.batch_size
+        share = range(rank * size // world, (rank + 1) * size // world)
         keys = [
-            [
-                ((epoch_seed * 10_000_019 + position) % (1 << 63), order[position])
-                for position in range(k * self.batch_size + first, k * self.batch_size + last)
-            ]
-            for k in range(step, len(self))
+            [((epoch_seed * 10_000_019 + k * size + j) % (1 << 63), order[k * size + j]) for j in share]
+            for k in range(first, len(self))
         ]
         on_gpu = self._device.type == "cuda"
-        readers = min(_READERS, cpu_count() // distributed.world()) if on_gpu else 0  # a CPU is busy with training
-        loader = DataLoader(self._data, batch_sampler=keys, num_workers=readers, pin_memory=on_gpu)
+        readers = min(_READERS, cpu_count() // world) if on_gpu else 0  # a CPU is busy with training
         try:
-            for k, batch in enumerate(loader, step):
-                if self._mix:
-                    batch = self._mixed(batch, (epoch_seed * len(self) + k) * 1_009 + first)
+            for batch in DataLoader(self._data, batch_sampler=keys, num_workers=readers, pin_memory=on_gpu):
                 moved = {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
                 yield {**moved, "image": self._inputs(moved["image"])}
         except DatasetError as error:
             # The DataLoader puts the traceback of its process in front of the message.
-            raise DatasetError(
-                str(error).strip().splitlines()[-1].partition("DatasetError: ")[2] or str(error)
-            ) from None
-
-    def _mixed(self, batch: Batch, seed: int) -> Batch:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed % (1 << 63))
-            if torch.rand(()) >= self._mix:
-                return batch
-            image, label = v2.CutMix(num_classes=self._classes)(batch["image"], batch["label"])
-        return {**batch, "image": image, "label": label}
+            raise DatasetError(str(error).strip().splitlines()[-1].rpartition("DatasetError: ")[2]) from None

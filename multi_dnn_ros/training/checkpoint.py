@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.errors import error_and_causes, summarize_error
 
-FORMAT = "multi_dnn_ros training 3"
+FORMAT = "multi_dnn_ros training 4"
 #: Maximum number of characters shown of a value.
 _SHOWN = 60
 
@@ -30,7 +29,7 @@ def save(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> N
     """
     try:
         with atomic_write(path, to_disk=True) as temporary, temporary.open("wb") as file:
-            torch.save({**state, "format": FORMAT, "identity": json.dumps(identity, sort_keys=True)}, file)
+            torch.save({**state, "format": FORMAT, "identity": json.dumps(identity)}, file)
     except (OSError, RuntimeError) as error:
         # PyTorch's writer raises a RuntimeError about file positions on top of the system's error.
         reason = next((each for each in error_and_causes(error) if isinstance(each, OSError)), error)
@@ -39,21 +38,20 @@ def save(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> N
         ) from None
 
 
-def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[str, Any]:
+def load(path: Path, identity: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """The state that was saved in the same run. Raises TrainingError for any other file, with the settings that differ;
     never executes code from the file.
     """
-    device = next(network.parameters()).device
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         if state["format"] != FORMAT:
             raise ValueError(f"format is {state['format']!r}, expected {FORMAT!r}")
-        stored = json.loads(state["identity"]) | {"weights": _shapes(state["network"])}
+        before = _flat(json.loads(state["identity"]))
     except Exception as error:  # torch.load raises arbitrary errors for damaged bytes
         raise TrainingError(
             f"{path}: not a checkpoint of this loop ({type(error).__name__}: {summarize_error(error)})"
         ) from None
-    before, now = _flat(stored), _flat(json.loads(json.dumps(identity)) | {"weights": _shapes(network.state_dict())})
+    now = _flat(json.loads(json.dumps(identity)))
     changed = [
         f"{name} is {str(before.get(name, 'not set'))[:_SHOWN]} there, {str(now.get(name, 'not set'))[:_SHOWN]} now"
         for name in sorted(before.keys() | now.keys())
@@ -64,10 +62,6 @@ def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[st
             f"{path}: checkpoint of another run: {'; '.join(changed[:5])}. Use the same settings, or remove the file"
         )
     return state
-
-
-def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    return {name: list(value.shape) for name, value in weights.items()}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,11 +8,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from multi_dnn_ros.training import cifar10
+from multi_dnn_ros.training import formats
 from multi_dnn_ros.training.data_kinds import DATA_KINDS, DatasetError, kind_and_path
-from multi_dnn_ros.training.image_folders import class_names, class_rows, coco_rows, lane_rows, yolo_names, yolo_rows
-from multi_dnn_ros.training.road import road_rows
-from multi_dnn_ros.training.samples import Rows
+from multi_dnn_ros.training.road import road_items
+from multi_dnn_ros.training.samples import Item, Rows
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -20,8 +19,6 @@ Task = Literal["classes", "boxes", "lanes"]
 #: train: for training. choice: for validation, which selects the best epoch. test: used for neither, scored once.
 Part = Literal["train", "choice", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
-#: Seeds of the generated scenes of each part.
-SEEDS: dict[str, int] = {"train": 1, "choice": 2, "test": 3}
 
 #: Share of the rows that is held out for selecting the best epoch, the number of rows below which the best epoch may be
 #: selected by chance, and the largest share that is held out to reach that number.
@@ -52,7 +49,6 @@ class Data:
     """
 
     name: str
-    task: Task
     labels: tuple[str, ...]
     read: Callable[[str], Rows]
     stored: Mapping[Part, str]
@@ -70,10 +66,43 @@ class Data:
 def open_data(name: str, wanted: DataRequest) -> Data:
     """The set named ``KIND:PATH``. Raises DatasetError for an unknown kind and for errors in the data."""
     kind, path = kind_and_path(name)
-    tasks = DATA_KINDS[kind].tasks
+    tasks, labels = DATA_KINDS[kind].tasks, wanted.labels
     if wanted.task is not None and wanted.task not in tasks:
         raise DatasetError(f"data '{name}' holds {' and '.join(tasks)}; the network is for {wanted.task}")
-    return _OPEN[kind](name, path, wanted)
+    read: Callable[[str], list[Item]]
+    stored: Mapping[Part, str]
+    if kind == "road":
+        labels, stored = labels or LABELS, {part: part for part in PARTS}
+        if wanted.task == "boxes" and not set(labels) & set(LABELS):
+            raise DatasetError(f"data '{name}' shows {', '.join(LABELS)}; the network: {', '.join(labels[:8])}")
+        truth = tasks if wanted.task is None else (wanted.task,)
+        read = partial(road_items, path, count=wanted.scenes, framing=wanted.framing, labels=labels, truth=truth)
+    elif kind == "cifar10":
+        stored = {"train": "train", "choice": "train", "test": "test"}
+        labels, read = formats.CIFAR10_LABELS, partial(formats.cifar10_items, path)
+    elif kind == "coco":
+        # val is the test part, because COCO does not publish the boxes of its test images.
+        stored, read = {"train": "train", "choice": "train", "test": "val"}, partial(formats.coco_items, path, labels)
+    elif kind == "yolo":
+        names = formats.yolo_names(path)
+        stored, read = _in_folders(path / "images", kind), partial(formats.yolo_items, path, names, labels)
+    elif kind == "classes":
+        stored, labels = _in_folders(path, kind), formats.class_names(path / "train")
+        read = partial(formats.class_items, path, labels)
+        if len(labels) < 2:
+            raise DatasetError(f"{path / 'train'}: {len(labels)} class folders; expected at least two")
+    else:
+        stored, read = _in_folders(path, kind), partial(formats.lane_items, path)
+    return Data(name, labels, cache(lambda part: Rows(read(part), wanted.framing)), stored)
+
+
+def _in_folders(folder: Path, kind: str) -> dict[Part, str]:
+    """The folders train, val and test; with only one of the latter, validation is held out of train."""
+    found = [part for part in ("train", "val", "test") if (folder / part).is_dir()]
+    if len(found) < 2 or found[0] != "train":
+        missing = folder / ("val" if found[:1] == ["train"] else "train")
+        raise DatasetError(f"{missing}: no such folder; expected {DATA_KINDS[kind].layout}")
+    return {"train": "train", "choice": "val" if len(found) == 3 else "train", "test": found[-1]}
 
 
 def evenly_spaced(wanted: int, count: int) -> list[int]:
@@ -96,76 +125,3 @@ def split(recordings: Sequence[str]) -> tuple[list[int], list[int]]:
     if not wanted <= 2 * len(held_out) <= 2 * max(1, count * MAX_SHARE):
         held_out = list(range(count - wanted, count))
     return sorted(set(range(count)) - set(held_out)), held_out
-
-
-def _in_folders(folder: Path, kind: str) -> dict[Part, str]:
-    """The folders train, val and test; with only one of the latter, validation is held out of train."""
-    found = [part for part in ("train", "val", "test") if (folder / part).is_dir()]
-    if len(found) < 2 or found[0] != "train":
-        missing = folder / ("val" if found[:1] == ["train"] else "train")
-        raise DatasetError(f"{missing}: no such folder; expected {DATA_KINDS[kind].layout}")
-    return {"train": "train", "choice": "val" if len(found) == 3 else "train", "test": found[-1]}
-
-
-def _cifar10(name: str, path: Path, wanted: DataRequest) -> Data:
-    parts = cache(partial(cifar10.load, path, wanted.framing))
-    stored: Mapping[Part, str] = {"train": "train", "choice": "train", "test": "test"}
-    return Data(name, "classes", cifar10.LABELS, lambda part: parts()[part], stored)
-
-
-def _classes(name: str, folder: Path, wanted: DataRequest) -> Data:
-    stored = _in_folders(folder, "classes")
-    labels = class_names(folder / "train")
-    if len(labels) < 2:
-        raise DatasetError(f"{folder / 'train'}: {len(labels)} class folders; expected at least two")
-    return Data(name, "classes", labels, cache(lambda part: class_rows(folder / part, wanted.framing, labels)), stored)
-
-
-def _lanes(name: str, folder: Path, wanted: DataRequest) -> Data:
-    stored = _in_folders(folder, "lanes")
-    return Data(name, "lanes", wanted.labels, cache(lambda part: lane_rows(folder / part, wanted.framing)), stored)
-
-
-def _yolo(name: str, folder: Path, wanted: DataRequest) -> Data:
-    stored, names = _in_folders(folder / "images", "yolo"), yolo_names(folder)
-
-    @cache
-    def read(part: str) -> Rows:
-        return yolo_rows(folder / "images" / part, folder / "labels" / part, names, wanted.framing, wanted.labels)
-
-    return Data(name, "boxes", wanted.labels, read, stored)
-
-
-def _coco(name: str, folder: Path, wanted: DataRequest) -> Data:
-    """val is the test part, because COCO does not publish the boxes of its test images."""
-
-    @cache
-    def read(part: str) -> Rows:
-        annotations = sorted((folder / "annotations").glob(f"instances_{part}*.json"))
-        if not annotations:
-            layout = DATA_KINDS["coco"].layout
-            raise DatasetError(f"{folder / 'annotations'}: no instances_{part}*.json; expected {layout}")
-        images = folder / annotations[0].stem.removeprefix("instances_")
-        return coco_rows(images, annotations[0], wanted.framing, wanted.labels)
-
-    return Data(name, "boxes", wanted.labels, read, {"train": "train", "choice": "train", "test": "val"})
-
-
-def _road(name: str, folder: Path, wanted: DataRequest) -> Data:
-    """Generated scenes, with boxes or lanes, whichever the network is for; task None: with both."""
-    labels = wanted.labels or LABELS
-    if wanted.task == "boxes" and not set(labels) & set(LABELS):
-        raise DatasetError(f"data '{name}' shows {', '.join(LABELS)}; the network: {', '.join(labels[:8])}")
-    truth = ("boxes", "lanes") if wanted.task is None else (wanted.task,)
-
-    @cache
-    def read(part: str) -> Rows:
-        count = wanted.scenes if part == "train" else max(8, wanted.scenes // 12)
-        return road_rows(folder, count, SEEDS[part], wanted.framing, labels, truth, wide=part == "train")
-
-    return Data(name, wanted.task or "boxes", labels, read, {part: part for part in PARTS})
-
-
-_OPEN: Mapping[str, Callable[[str, Path, DataRequest], Data]] = {
-    "cifar10": _cifar10, "classes": _classes, "coco": _coco, "yolo": _yolo, "lanes": _lanes, "road": _road,
-}  # fmt: skip

@@ -6,7 +6,6 @@ Without torchrun all functions behave as for one process.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,14 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.processes import die_with_parent
-from multi_dnn_ros.training.checkpoint import TrainingError
 
 #: Maximum wait for rank 0, which alone computes scores.
 _TIMEOUT = timedelta(minutes=30)
-#: Texts of PyTorch's errors when another process of the group has ended.
-_PROCESS_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
 
 @contextmanager
@@ -31,8 +26,7 @@ def process_group(device: str) -> Iterator[torch.device]:
     """Context that joins the processes started by torchrun (NCCL on GPUs, gloo on CPUs).
 
     device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields the
-    device. Nested in another such context, it uses the outer one. Raises TrainingError if another process ends, and
-    ends this process if torchrun was killed.
+    device. Nested in another such context, it uses the outer one. Ends this process if torchrun was killed.
     """
     chosen = torch.device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
@@ -47,11 +41,6 @@ def process_group(device: str) -> Iterator[torch.device]:
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
         yield chosen
-    except RuntimeError as error:
-        if not _PROCESS_LOST.search(str(error)):
-            raise
-        lost = f"another process of this training has ended ({summarize_error(error)})"
-        raise TrainingError(f"{lost}; repeat the command to continue from --checkpoint") from error
     finally:
         dist.destroy_process_group()
 
@@ -69,29 +58,21 @@ def world() -> int:
 def replicated(network: nn.Module) -> nn.Module:
     """A network whose backward pass averages the gradients over all processes; `network` itself for one process.
 
-    Its outputs are those of `network`; some weights may get no gradient.
+    Its outputs are those of `network`; some weights may get no gradient. On GPUs batch normalization uses the whole
+    batch of all processes; on CPUs, for which PyTorch has no such layer, each process normalizes over its own share.
     """
     if world() == 1:
         return network
-    device = next(network.parameters()).device
+    on_gpu = next(network.parameters()).is_cuda
+    if on_gpu:
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # replaces the layers of `network` itself
     # Before each forward pass the buffers are set to those of rank 0, whose statistics are kept.
     return nn.parallel.DistributedDataParallel(
         network,
-        device_ids=[device.index] if device.type == "cuda" else None,
+        device_ids=[torch.cuda.current_device()] if on_gpu else None,
         find_unused_parameters=True,
         gradient_as_bucket_view=True,  # saves a copy of the gradients
     )
-
-
-def synchronize_batch_norm(network: nn.Module) -> None:
-    """Let PyTorch's batch normalization layers on GPUs normalize over the whole batch of all processes, in place.
-
-    On CPUs, for which PyTorch has no such layer, each process normalizes over its own share. Names and weights stay.
-    """
-    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    for layer in [layer for layer in network.modules() if world() > 1 and type(layer) in plain]:
-        if all(tensor.is_cuda for tensor in layer.state_dict().values()):
-            layer.__class__, layer.process_group = nn.SyncBatchNorm, None  # type: ignore[assignment]
 
 
 def total(value: Tensor) -> Tensor:
@@ -100,11 +81,6 @@ def total(value: Tensor) -> Tensor:
         value = value.clone()
         dist.all_reduce(value)
     return value
-
-
-def mean(value: Tensor) -> Tensor:
-    """Mean of a scalar tensor over the processes, in all of them."""
-    return total(value) / world()
 
 
 def from_first(value: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
@@ -34,9 +33,8 @@ Score = Callable[[nn.Module], dict[str, float]]
 class Schedule:
     """How to train. Learning rate: linear warm-up, then half a cosine to zero (Loshchilov and Hutter 2017).
 
-    ema: decay of the averaged weights that are scored and kept, 0 = none. precision: fp32, bf16 or fp16 (with loss
-    scaling); the latter two for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share
-    of mixed batches, see Batches.
+    ema: decay of the averaged weights that are scored and kept, 0 = none. precision: fp32 or bf16, the latter for the
+    forward pass on CUDA only. clip: maximum gradient norm.
     """
 
     epochs: int
@@ -49,7 +47,6 @@ class Schedule:
     precision: str = "bf16"
     clip: float = 10.0
     seed: int = 0
-    mix: float = 0.0
 
 
 @dataclass
@@ -94,106 +91,91 @@ def train(
         "initial weights": weights_digest(network.state_dict()),
         "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
     }
-    distributed.synchronize_batch_norm(network)
-    training = _Training(network, batches, loss, schedule)
-    outcome, first, best = Outcome(), 0, copy.deepcopy(training.kept.state_dict())
+    parts: dict[str, Any] = {"network": network, "optimizer": make_optimizer(network, schedule)}
+    if schedule.ema > 0.0:
+        parts["average"] = _averaged(network, schedule.ema)
+    kept = parts["average"].module if "average" in parts else network
+    passes = distributed.replicated(network)
+    outcome, first, best = Outcome(), 0, copy.deepcopy(kept.state_dict())
     if checkpoint is not None and distributed.from_first(checkpoint.exists()):
-        state = checkpoints.load(checkpoint, network, run)
-        training.resume(state)
+        state = checkpoints.load(checkpoint, run, next(network.parameters()).device)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         outcome, first, best = Outcome(**state["outcome"]), int(state["next_epoch"]), state["best_weights"]
         _say(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
     else:
-        outcome.best = _scores(score, training.kept, "before training")
+        outcome.best = _scores(score, kept, "before training")
     for epoch in range(first, schedule.epochs):
         started = time.monotonic()
-        mean = training.run_epoch(epoch)
+        mean = _run_epoch(epoch, passes, batches, loss, schedule, parts["optimizer"], parts.get("average"))
         speed = len(batches) * batches.batch_size / (time.monotonic() - started)
         if not math.isfinite(mean):
             raise TrainingError(f"epoch {epoch + 1}: the loss is {mean}; lower lr ({schedule.lr}) or check the data")
-        scores = _scores(score, training.kept, f"epoch {epoch + 1}, lr {schedule.lr}")
+        scores = _scores(score, kept, f"epoch {epoch + 1}, lr {schedule.lr}")
         outcome.history.append({"epoch": float(epoch), "loss": mean, **scores})
         # A score equal to that of the initial weights counts as better.
         if scores[main] > outcome.best[main] or (scores[main] == outcome.best[main] and outcome.epoch < 0):
-            outcome.best, outcome.epoch, best = scores, epoch, copy.deepcopy(training.kept.state_dict())
+            outcome.best, outcome.epoch, best = scores, epoch, copy.deepcopy(kept.state_dict())
         row = {"epoch": epoch + 1, "loss": mean, **scores, "images/s": speed, "seconds": time.monotonic() - started}
         _say(" ".join(f"{name}={value:.4g}" for name, value in row.items()))
         if checkpoint is not None and distributed.rank() == 0:
+            state = {name: part.state_dict() for name, part in parts.items()}
             progress = {"best_weights": best, "outcome": asdict(outcome), "next_epoch": epoch + 1}
-            checkpoints.save(checkpoint, training.state() | progress, run)
+            checkpoints.save(checkpoint, state | progress, run)
     network.load_state_dict(best)
     set_training(network, False)
     return outcome
 
 
-class _Training:
-    """Network, optimizer and averaged weights between two epochs. kept: the network that is scored and kept."""
+def _run_epoch(
+    epoch: int, passes: nn.Module, batches: Batches, loss: Loss, schedule: Schedule, optimizer: torch.optim.Optimizer,
+    average: AveragedModel | None,
+) -> float:  # fmt: skip
+    """Train an epoch; returns the mean of the losses."""
+    network = passes.module if isinstance(passes, nn.parallel.DistributedDataParallel) else passes
+    steps, parameters = len(batches), list(network.parameters())
+    device = parameters[0].device
+    torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
+    set_training(network, True)
+    total = torch.zeros((), device=device)
+    bar = tqdm(
+        batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
+        disable=None if distributed.rank() == 0 else True, mininterval=2.0,
+    )  # fmt: skip
+    for step, batch in enumerate(bar, epoch * steps):
+        set_rate(optimizer, schedule, step / steps)
+        image = batch["image"]
+        if image.is_cuda:
+            image = image.to(memory_format=torch.channels_last)
+        with autocast(device, schedule.precision):
+            outputs = passes(image)
+        # Gradients are averaged over the processes, whose shares of the batch may differ by one image.
+        value = loss(outputs, batch) * (len(image) * distributed.world() / batches.batch_size)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
+        optimizer.step()
+        if average is not None:
+            average.update_parameters(network)
+        total += value.detach()
+    return float(distributed.total(total)) / distributed.world() / max(steps, 1)  # waits for the GPU
 
-    def __init__(self, network: nn.Module, batches: Batches, loss: Loss, schedule: Schedule) -> None:
-        self.network, self.batches, self.loss, self.schedule = network, batches, loss, schedule
-        self.device = next(network.parameters()).device
-        averaged = schedule.ema > 0.0
-        self._averaged = AveragedModel(network, multi_avg_fn=self._average, use_buffers=True) if averaged else None
-        self.kept = network if self._averaged is None else self._averaged.module
-        self._decay = 0.0
-        self.optimizer = make_optimizer(network, schedule)
-        self.scaler = GradScaler(self.device.type, enabled=schedule.precision == "fp16" and self.device.type == "cuda")
-        self._passes = distributed.replicated(network)
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
-        return {
-            "network": self.network.state_dict(),
-            "average": None if self._averaged is None else self._averaged.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+def _averaged(network: nn.Module, ema: float) -> AveragedModel:
+    """A moving average of weights and of the statistics of batch normalization, which go together.
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of a checkpoint."""
-        self.network.load_state_dict(state["network"])
-        if self._averaged is not None:
-            self._averaged.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+    Its decay grows from a small one to `ema`, so that a short training is not averaged with its beginning.
+    """
 
-    def run_epoch(self, epoch: int) -> float:
-        """Train an epoch; returns the mean of the losses."""
-        schedule, steps = self.schedule, len(self.batches)
-        torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
-        set_training(self.network, True)
-        parameters = list(self.network.parameters())
-        total = torch.zeros((), device=self.device)
-        bar = tqdm(
-            self.batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
-            disable=None if distributed.rank() == 0 else True, mininterval=2.0,
-        )  # fmt: skip
-        for step, batch in enumerate(bar, epoch * steps):
-            set_rate(self.optimizer, schedule, step / steps)
-            image = batch["image"]
-            if image.is_cuda:
-                image = image.to(memory_format=torch.channels_last)
-            with autocast(self.device, schedule.precision):
-                outputs = self._passes(image)
-            # Gradients are averaged over the processes, whose shares of the batch may differ by one image.
-            value = self.loss(outputs, batch) * (len(image) * distributed.world() / self.batches.batch_size)
-            self.optimizer.zero_grad(set_to_none=True)
-            self.scaler.scale(value).backward()
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            if self._averaged is not None:
-                self._decay = min(schedule.ema, (1 + step) / (10 + step))
-                self._averaged.update_parameters(self.network)
-            total += value.detach()
-        return float(distributed.mean(total)) / max(steps, 1)  # waits for the GPU
-
-    def _average(self, kept: Any, new: Any, _count: Any) -> None:
-        """Of weights and of the statistics of batch normalization, which go together; counters are copied."""
+    def average(kept: Any, new: Any, _: Any) -> None:
+        step = int(model.n_averaged)  # the one that is passed is on the GPU
         if kept[0].is_floating_point():
-            torch._foreach_lerp_(kept, new, 1.0 - self._decay)
-        else:
+            torch._foreach_lerp_(kept, new, 1.0 - min(ema, (1 + step) / (10 + step)))
+        else:  # counters
             torch._foreach_copy_(kept, new)
+
+    model = AveragedModel(network, multi_avg_fn=average, use_buffers=True)
+    return model
 
 
 def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:

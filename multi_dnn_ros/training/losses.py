@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,20 +28,18 @@ _TEMPERATURE = 4.0
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32" and device.type == "cuda")
+    """Context for a forward pass in `precision` (fp32, bf16) on CUDA; no effect on other devices."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32" and device.type == "cuda")
 
 
+@dataclass(frozen=True)
 class ClassificationLoss:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016).
+    """Cross-entropy of (B, classes) logits with label smoothing (Szegedy et al. 2016). batch["label"]: (B,) int64.
 
-    outputs: (B, classes) logits. batch["label"]: (B,) int64; or (B, classes) float, the shares of the classes in a
-    mixed image. smoothing: 0..1, share spread over all classes.
+    smoothing: 0..1, share spread over all classes.
     """
 
-    def __init__(self, smoothing: float = 0.1) -> None:
-        self.smoothing = smoothing
+    smoothing: float = 0.1
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs.float(), batch["label"], label_smoothing=self.smoothing)
@@ -53,34 +53,25 @@ def logits_of(outputs: object) -> Tensor:
     return outputs
 
 
-class LaneLoss:
-    """Binary cross-entropy plus soft Dice (Milletari et al. 2016) on lane logits.
+def lane_map_loss(outputs: Tensor, batch: Batch, lane_classes: Sequence[int] = (0,)) -> Tensor:
+    """Binary cross-entropy plus soft Dice (Milletari et al. 2016), which makes up for the small number of lane pixels.
 
     outputs: (B, classes, h, w) logits; one class: sigmoid, several: softmax. lane_classes: the classes that are lanes.
-    batch["mask"]: (B, 1, H, W) uint8, 0..255 = share of the pixel that is lane, resized to the outputs. Dice
-    compensates for the small number of lane pixels.
+    batch["mask"]: (B, 1, H, W) uint8, 0..255 = share of the pixel that is lane, resized to the outputs.
     """
-
-    def __init__(self, lane_classes: Sequence[int] = (0,)) -> None:
-        self.lane_classes = list(lane_classes)
-
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        target = batch["mask"].float() / 255.0
-        if target.shape[2:] != outputs.shape[2:]:
-            target = F.interpolate(target, outputs.shape[2:], mode="area")
-        logits = self._lane_logits(outputs.float())
-        entropy = F.binary_cross_entropy_with_logits(logits, target, weight=1.0 + target)
-        probability = logits.sigmoid()
-        overlap = 2.0 * (probability * target).sum(dim=(1, 2, 3)) + 1.0
-        total = (probability.square() + target.square()).sum(dim=(1, 2, 3)) + 1.0
-        return 4.0 * entropy + (1.0 - overlap / total).mean()
-
-    def _lane_logits(self, outputs: Tensor) -> Tensor:
-        if outputs.shape[1] == 1:
-            return outputs
-        lane = torch.zeros(outputs.shape[1], dtype=torch.bool, device=outputs.device)
-        lane[self.lane_classes] = True
-        return outputs[:, lane].logsumexp(1, keepdim=True) - outputs[:, ~lane].logsumexp(1, keepdim=True)
+    target = batch["mask"].float() / 255.0
+    if target.shape[2:] != outputs.shape[2:]:
+        target = F.interpolate(target, outputs.shape[2:], mode="area")
+    logits = outputs.float()
+    if logits.shape[1] > 1:
+        lane = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+        lane[list(lane_classes)] = True
+        logits = logits[:, lane].logsumexp(1, keepdim=True) - logits[:, ~lane].logsumexp(1, keepdim=True)
+    entropy = F.binary_cross_entropy_with_logits(logits, target, weight=1.0 + target)
+    probability = logits.sigmoid()
+    overlap = 2.0 * (probability * target).sum(dim=(1, 2, 3)) + 1.0
+    total = (probability.square() + target.square()).sum(dim=(1, 2, 3)) + 1.0
+    return 4.0 * entropy + (1.0 - overlap / total).mean()
 
 
 class DetectionLoss:
@@ -155,7 +146,7 @@ class DetectionLoss:
 def lane_loss(dnn: Dnn, source: Source) -> Loss:
     """The loss for decoder `lane`, with the classes that it treats as lanes."""
     decoder: Any = dnn.decoder
-    return LaneLoss(lane_classes=decoder.chosen_classes)
+    return partial(lane_map_loss, lane_classes=decoder.chosen_classes)
 
 
 def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:
@@ -169,28 +160,22 @@ def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:
     return None
 
 
-class Distilled:
+def distilled(loss: Loss | None, teacher: nn.Module, weight: float, classes: bool, precision: str) -> Loss:
     """A loss that combines the truth with a teacher's outputs for the same (augmented) images.
 
     loss: loss on the truth; None: the teacher alone counts. teacher: in eval mode on the training device. weight: share
     of the teacher, 0..1. classes: whether the outputs are logits of classes.
     """
+    teacher.requires_grad_(False)
+    difference = class_difference if classes else output_difference
 
-    def __init__(self, loss: Loss | None, teacher: nn.Module, weight: float, classes: bool, precision: str) -> None:
-        self.loss = loss
-        self.teacher = teacher.requires_grad_(False)
-        self.weight = 1.0 if loss is None else weight
-        self.difference = class_difference if classes else output_difference
-        self.precision = precision
+    def combined(outputs: Any, batch: Batch) -> Tensor:
+        with torch.no_grad(), autocast(batch["image"].device, precision):
+            target = teacher(batch["image"])
+        taught = difference(outputs, target)
+        return taught if loss is None else weight * taught + (1.0 - weight) * loss(outputs, batch)
 
-    def __call__(self, outputs: Any, batch: Batch) -> Tensor:
-        image = batch["image"]
-        with torch.no_grad(), autocast(image.device, self.precision):
-            target = self.teacher(image)
-        value = self.weight * self.difference(outputs, target)
-        if self.loss is not None and self.weight < 1.0:
-            value = value + (1.0 - self.weight) * self.loss(outputs, batch)
-        return value
+    return combined
 
 
 def class_difference(outputs: Any, target: Any) -> Tensor:

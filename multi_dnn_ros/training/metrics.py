@@ -50,7 +50,7 @@ def mean_average_precision(
 
     predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). Returns "map50" (IoU
     0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises
-    ValueError if the two sequences differ in length, NoTruth if there is no true box.
+    NoTruth if there is no true box, ValueError if the two sequences differ in length.
     """
     evaluation = _matched(predictions, truths, len(labels))
     with contextlib.redirect_stdout(io.StringIO()):  # suppress pycocotools' progress output
@@ -76,15 +76,14 @@ def box_points(
     mAP@0.5; those on a crowd do not count. A figure without a denominator is None.
     """
     evaluation = _matched(predictions, truths, classes)
-    all_sizes = [each for each in evaluation.evalImgs if each and each["aRng"] == evaluation.params.areaRng[0]]
-    counted = [~each["dtIgnore"][0].astype(bool) for each in all_sizes]
-    pairs = list(zip(all_sizes, counted, strict=True))
-    scores = np.concatenate([np.asarray(each["dtScores"], float)[kept] for each, kept in pairs] or [np.zeros(0)])
-    correct = np.concatenate([each["dtMatches"][0][kept] > 0 for each, kept in pairs] or [np.zeros(0, bool)])
-    total = int(sum((each["gtIgnore"] == 0).sum() for each in all_sizes))
+    of_all_sizes = [each for each in evaluation.evalImgs if each and each["aRng"] == evaluation.params.areaRng[0]]
+    total = int(sum((each["gtIgnore"] == 0).sum() for each in of_all_sizes))
+    rows = [np.stack([each["dtScores"], each["dtMatches"][0] > 0, each["dtIgnore"][0]]) for each in of_all_sizes]
+    scores, correct, ignored = np.concatenate([np.zeros((3, 0)), *rows], axis=1)
     points = []
     for threshold in thresholds:
-        count, right = int((scores >= threshold).sum()), int(correct[scores >= threshold].sum())
+        shown = (scores >= threshold) & (ignored == 0)
+        count, right = int(shown.sum()), int(correct[shown].sum())
         points.append({
             "threshold": threshold,
             "precision": right / count if count else None,
@@ -100,34 +99,30 @@ def _matched(predictions: Sequence[Detections], truths: Sequence[Truth], classes
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
-    if len(predictions) != len(truths):
-        raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
     true: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
     for image, (prediction, truth) in enumerate(zip(predictions, truths, strict=True), 1):
         crowds = np.zeros(len(truth.boxes), bool) if truth.crowds is None else truth.crowds
-        for box, k, crowd in zip(truth.boxes, truth.class_ids, crowds, strict=True):
-            true.append(_row(image, box, k) | {"iscrowd": int(crowd)})
-        for box, k, score in zip(prediction.boxes, prediction.class_ids, prediction.scores, strict=True):
-            found.append(_row(image, box, k) | {"score": float(score)})
+        for rows, name, of, values in (
+            (true, "iscrowd", truth, crowds),
+            (found, "score", prediction, prediction.scores),
+        ):
+            for box, k, value in zip(of.boxes.tolist(), of.class_ids.tolist(), values.tolist(), strict=True):
+                (x, y), (width, height) = box[:2], (box[2] - box[0], box[3] - box[1])
+                place = {"image_id": image, "category_id": k, "bbox": [x, y, width, height], "area": width * height}
+                rows.append({"id": len(rows) + 1, "iscrowd": 0, **place, name: value})
     with contextlib.redirect_stdout(io.StringIO()):
         reference, results = COCO(), COCO()
         for data, rows in ((reference, true), (results, found)):
             data.dataset = {
                 "images": [{"id": image} for image in range(1, len(truths) + 1)],
                 "categories": [{"id": k} for k in range(classes)],
-                "annotations": [{**row, "id": number} for number, row in enumerate(rows, 1)],
+                "annotations": rows,
             }
             data.createIndex()
         evaluation = COCOeval(reference, results, "bbox")
         evaluation.evaluate()
     return evaluation
-
-
-def _row(image: int, box: npt.NDArray[np.float32], class_id: int) -> dict[str, Any]:
-    x1, y1, x2, y2 = (float(side) for side in box)
-    bbox = [x1, y1, x2 - x1, y2 - y1]
-    return {"image_id": image, "category_id": int(class_id), "bbox": bbox, "area": bbox[2] * bbox[3]}
 
 
 @dataclass
@@ -145,8 +140,6 @@ class LaneScore:
         A predicted pixel is correct if a true one lies within `tolerance_px`; a true pixel is found if a predicted one
         does (Euclidean distance at width LANE_WIDTH).
         """
-        if predicted.ndim != 2 or true.ndim != 2:
-            raise ValueError(f"lane masks of shapes {predicted.shape} and {true.shape}: must be (H, W)")
         height = max(1, round(true.shape[0] * LANE_WIDTH / true.shape[1]))
         a, b = _at_width(predicted, height), _at_width(true, height)
         self.correct += int((a & _dilate(b, tolerance_px)).sum())
@@ -154,23 +147,12 @@ class LaneScore:
         self.found += int((b & _dilate(a, tolerance_px)).sum())
         self.true += int(b.sum())
 
-    @property
-    def precision(self) -> float:
-        return self.correct / self.predicted if self.predicted else float(self.true == 0)
-
-    @property
-    def recall(self) -> float:
-        return self.found / self.true if self.true else float(self.predicted == 0)
-
-    @property
-    def f1(self) -> float:
-        """Harmonic mean; 1 if there are neither true nor predicted pixels."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if total else 0.0
-
     def scores(self) -> dict[str, float]:
-        """f1, precision and recall, 0..1."""
-        return {"f1": self.f1, "precision": self.precision, "recall": self.recall}
+        """Precision, recall and f1, their harmonic mean, 0..1; all 1 if there are neither true nor predicted pixels."""
+        precision = self.correct / self.predicted if self.predicted else float(self.true == 0)
+        recall = self.found / self.true if self.true else float(self.predicted == 0)
+        total = precision + recall
+        return {"f1": 2 * precision * recall / total if total else 0.0, "precision": precision, "recall": recall}
 
 
 def score_lanes(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from multi_dnn_ros.training.batches import Batches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.data import Data, Part
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.losses import Distilled, Loss
+from multi_dnn_ros.training.losses import distilled
 from multi_dnn_ros.training.metrics import NoTruth
 from multi_dnn_ros.training.scoring import MAIN, device_of, score_rows
 from multi_dnn_ros.training.trainable import Trainable
@@ -48,15 +48,18 @@ def retrain(
     """
     for data in sets:
         check_labels(student, data)
-    loss = _loss(student, teacher, teacher_weight, device, schedule.precision)
+    loss, main = student.loss, MAIN[student.task]
+    if teacher is not None:
+        _check_teacher(student, teacher)
+        teaching = teacher.network.to(device)  # already in eval mode; exported programs do not support eval()
+        loss = distilled(loss, teaching, teacher_weight, student.task == "classes", schedule.precision)
+    if loss is None:
+        raise TrainingError(f"the outputs of {student.model} have no loss of their own; give a teacher")
     network = student.network.to(device)
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batches = Batches(
-        [data.part("train") for data in sets], student.task, student.inputs, batch_size, schedule.seed, device,
-        schedule.mix, len(sets[0].labels),
-    )  # fmt: skip
-    main = MAIN[student.task]
+    parts = [data.part("train") for data in sets]
+    batches = Batches(parts, student.task, student.inputs, batch_size, schedule.seed, device)
 
     def score(scored: nn.Module) -> dict[str, float]:
         each = [_scores(student, scored, data, "choice") for data in sets]
@@ -67,7 +70,7 @@ def retrain(
         "data": {data.name: {part: len(data.part(part)) for part in data.stored} for data in sets},
         "schedule": asdict(schedule),
         "batch_size": batch_size,
-        "loss": _loss_settings(student.loss),
+        "loss": {"kind": type(student.loss).__name__, "smoothing": getattr(student.loss, "smoothing", None)},
         "processes": distributed.world(),
         "teacher": {"model": teacher.model, "weight": teacher_weight} if teacher is not None else None,
     }
@@ -77,9 +80,7 @@ def retrain(
     before = _test(student, network, sets[0], "before")
     begin = time.monotonic()
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches have one size
-        outcome = train(
-            network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity
-        )  # fmt: skip
+        outcome = train(network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity)
     seconds = time.monotonic() - begin
     after = _test(student, network, sets[0], f"after {seconds:.0f} s")
     network.cpu()
@@ -97,68 +98,36 @@ def check_labels(student: Trainable, data: Data) -> None:
     """Raise TrainingError unless a classifier has as many classes as the data."""
     if student.task != "classes":
         return
-    outputs = _run(student, student.size)
-    count = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else 0
-    if count != len(data.labels):
+    shapes = _output_shapes(student)
+    if shapes != [(len(data.labels),)]:
         raise TrainingError(
-            f"{student.model} has {count} classes, data '{data.name}' has {len(data.labels)}; a torchvision builder "
-            f"gets that many with --num-classes {len(data.labels)}"
+            f"{student.model} returns {shapes} for an image, data '{data.name}' has {len(data.labels)} classes; a "
+            f"torchvision builder gets that many with --num-classes {len(data.labels)}"
         )
 
 
-def _run(student: Trainable, size: tuple[int, int]) -> Any:
-    """Outputs for black images. Raises TrainingError if the network cannot run on images of this size."""
-    width, height = size
+def _check_teacher(student: Trainable, teacher: Trainable) -> None:
+    inputs = [(each.task, each.preprocess.key) for each in (student, teacher)]
+    if inputs[0] != inputs[1]:
+        raise TrainingError(
+            f"the teacher {teacher.model} takes {inputs[1]}, {student.model} {inputs[0]}: both must take the same input"
+        )
+    own, theirs = _output_shapes(student), _output_shapes(teacher)
+    if own != theirs:
+        raise TrainingError(f"{student.model} returns {own} for an image, the teacher {teacher.model} {theirs}")
+
+
+def _output_shapes(network: Trainable) -> list[tuple[int, ...]]:
+    """Shapes of the outputs for an image. Raises TrainingError if the network cannot run on images of its size."""
+    width, height = network.size
     try:
         with torch.no_grad():
-            return student.network(torch.zeros(2, 3, height, width, device=device_of(student.network)))
+            outputs = network.network(torch.zeros(2, 3, height, width, device=device_of(network.network)))
     except RuntimeError as error:
         raise TrainingError(
-            f"{student.model} cannot be run on images of {width}x{height}: {summarize_error(error)}"
+            f"{network.model} cannot be run on images of {width}x{height}: {summarize_error(error)}"
         ) from None
-
-
-def _loss_settings(loss: Loss | None) -> dict[str, Any] | None:
-    """The class of a loss and its options that are numbers, such as label smoothing."""
-    if loss is None:
-        return None
-    options = {name: value for name, value in vars(loss).items() if isinstance(value, (int, float))}
-    return {"kind": type(loss).__name__, **options}
-
-
-def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: torch.device, precision: str) -> Loss:
-    if teacher is None:
-        if student.loss is None:
-            raise TrainingError(f"the outputs of {student.model} have no loss of their own; give a teacher")
-        return student.loss
-    theirs, own = _input_of(teacher), _input_of(student)
-    for name, value in own.items():
-        if theirs[name] != value:
-            raise TrainingError(
-                f"the teacher {teacher.model} is for {name} {theirs[name]}, {student.model} for {value}: both must "
-                "take the same input"
-            )
-    # Each on its own device: a teacher that was used in an earlier run is still on the device of that run.
-    outputs = [pytree.tree_leaves(_run(network, student.size)) for network in (student, teacher)]
-    shapes = [[tuple(leaf.shape[1:]) for leaf in leaves] for leaves in outputs]
-    if shapes[0] != shapes[1]:
-        raise TrainingError(
-            f"{student.model} returns {shapes[0]} for an image, the teacher {teacher.model} {shapes[1]}"
-        )
-    teaching = teacher.network.to(device)  # already in eval mode; exported programs do not support eval()
-    return Distilled(student.loss, teaching, weight, student.task == "classes", precision)
-
-
-def _input_of(network: Trainable) -> dict[str, Any]:
-    """What the network's images are. Padding has no effect on stretched ones."""
-    framing = network.framing
-    padding = {"centered": framing.centered, "pad": framing.pad} if framing.fit == "letterbox" else {}
-    return {
-        "task": network.task,
-        "size": network.size,
-        "resize": {"fit": framing.fit, "antialias": framing.antialias, **padding},
-        "colours": network.inputs,
-    }
+    return [tuple(leaf.shape[1:]) for leaf in pytree.tree_leaves(outputs)]
 
 
 def _test(student: Trainable, network: nn.Module, data: Data, when: str) -> dict[str, float]:
@@ -176,9 +145,6 @@ def _scores(student: Trainable, network: nn.Module, data: Data, part: Part) -> d
     except NoTruth as error:
         raise TrainingError(f"data '{data.name}', part {'validation' if part == 'choice' else part}: {error}") from None
     main = MAIN[student.task]
-    if main not in scores and student.kind is not None:
-        raise TrainingError(
-            f"result kind '{student.kind.name}' returns the scores {', '.join(scores)}; training on {student.task} "
-            f"needs {main}, by which the best epoch is chosen"
-        )
+    if main not in scores:  # of a result kind of another package
+        raise TrainingError(f"the scores {', '.join(scores)} lack {main}, by which the best epoch is chosen")
     return scores

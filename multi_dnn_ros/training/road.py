@@ -24,29 +24,33 @@ from multi_dnn_ros.training.samples import IGNORED, NO_BOX, Batch, Item, Rows, S
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess
 
+#: Seeds of the scenes of each part.
+SEEDS = {"train": 1, "choice": 2, "test": 3}
 #: Share of the training scenes that are rendered at 640x360 instead of 640x480.
 _WIDE = 0.3
 #: Fewer scenes are rendered sooner than processes are started.
 _FEW = 100
 
 
-def road_rows(
-    folder: Path, count: int, seed: int, framing: Preprocess, labels: Sequence[str], truth: Sequence[str], *, wide: bool
-) -> Rows:
-    """Scenes 0 .. count - 1 of a seed, all of which are rendered into a file when the first one is needed as a row.
+def road_items(
+    folder: Path, part: str, *, count: int, framing: Preprocess, labels: Sequence[str], truth: Sequence[str]
+) -> list[Item]:
+    """The scenes of a part, all of which are rendered into a file when the first one is needed as a row.
 
-    labels: the network's classes, by whose numbers boxes are given; boxes of other classes are left out. truth: which
-    truth they have: "boxes", "lanes" or both. wide: whether some scenes are 640x360.
+    count: of the training part; the others have a twelfth of it, at least 8. labels: the network's classes, by whose
+    numbers boxes are given; boxes of other classes are left out. truth: "boxes", "lanes" or both.
     """
+    wide, seed = part == "train", SEEDS[part]
+    count = count if wide else max(8, count // 12)
     look = (framing.width, framing.height, framing.fit, framing.antialias, framing.centered, framing.pad)
-    key = json.dumps([count, seed, wide, look, labels, truth])
+    key = hashlib.sha256(json.dumps([count, seed, wide, look, labels, truth]).encode()).hexdigest()[:12]
     loads = [
         partial(_sample, 360 if wide and k * 2654435761 % 2**32 < _WIDE * 2**32 else 480, seed, k, labels, truth)
         for k in range(count)
     ]
-    plain = Rows([Item(f"scene {k}", str(k), load) for k, load in enumerate(loads)], framing)
-    rendered = _Rendered(folder / f"scenes_{seed}_{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt", plain)
-    return Rows([item._replace(row=partial(rendered.row, k)) for k, item in enumerate(plain.items)], framing)
+    items = [Item(f"scene {k}", str(k), load) for k, load in enumerate(loads)]
+    rendered = _Rendered(folder / f"scenes_{seed}_{key}.pt", Rows(items, framing))
+    return [item._replace(row=partial(rendered.row, k)) for k, item in enumerate(items)]
 
 
 def _sample(height: int, seed: int, index: int, labels: Sequence[str], truth: Sequence[str]) -> Sample:

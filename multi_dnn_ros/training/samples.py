@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from multi_dnn_ros.training.data_kinds import DatasetError
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -108,16 +106,3 @@ def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> 
     crowd = classes <= CROWD
     shown = crowd | (classes >= 0)
     return Truth(boxes[shown], np.where(crowd, CROWD - classes, classes)[shown], crowd[shown])
-
-
-def read_image(path: Path, mode: int = cv2.IMREAD_COLOR) -> npt.NDArray[Any]:
-    """An image file as OpenCV reads it in `mode`; colours are RGB. Raises DatasetError, which names the file, if it
-    cannot be read.
-    """
-    try:
-        image = cv2.imread(str(path), mode)
-    except cv2.error as error:  # the header claims more pixels than OpenCV allows
-        raise DatasetError(f"{path}: not a readable image ({error.err})") from None
-    if image is None:
-        raise DatasetError(f"{path}: not a readable image")
-    return np.ascontiguousarray(image[..., ::-1]) if image.ndim == 3 else image

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torchvision.transforms.v2 import functional as v2f
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
@@ -21,7 +22,6 @@ from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.losses import ClassificationLoss, Loss
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -38,22 +38,38 @@ class Trainable:
     """A network that can be trained.
 
     source: its origin, without a decoder that was recognized by shapes; `network` trains the weights of its module.
-    network: images (B, 3, h, w) float32 as converted by `inputs` -> raw outputs of B images. framing: how an image
-    becomes its input, without mean and std. decoder, and kind of its results: None for a classifier. loss: loss on the
-    truth; None if the network can only be trained by a teacher.
+    network: images (B, 3, h, w) float32 as converted by `inputs` -> raw outputs of B images. decoder, and kind of its
+    results: None for a classifier. loss: loss on the truth; None if the network can only be trained by a teacher.
     """
 
     model: str
     source: Source
     network: nn.Module
     task: Task
-    size: tuple[int, int]
     labels: tuple[str, ...]
-    framing: Preprocess
-    inputs: Inputs
+    preprocess: Preprocess
     decoder: Decoder | None
     loss: Loss | None
     kind: ResultKind | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of its input."""
+        return self.preprocess.width, self.preprocess.height
+
+    @property
+    def framing(self) -> Preprocess:
+        """How an image becomes its input, without mean and std."""
+        own = self.preprocess
+        # A pad of None is the mean, 0 after normalization; grey of the same brightness is the nearest value.
+        pad = sum(own.mean) / 3 if own.pad is None else own.pad
+        return Preprocess(*self.size, fit=own.fit, antialias=own.antialias, centered=own.centered, pad=pad)
+
+    def inputs(self, image: Tensor) -> Tensor:
+        """(B, 3, h, w) float 0..1 RGB, as fitted by `framing` -> what `network` takes."""
+        image = image.flip(1) if self.preprocess.bgr else image
+        normalized: Tensor = v2f.normalize(image, list(self.preprocess.mean), list(self.preprocess.std))
+        return normalized
 
     def input_of(self, image: Tensor) -> tuple[Tensor, ...]:
         """The arguments of `network` for an image (3, h, w) uint8 that `framing` has fitted to its input."""
@@ -67,33 +83,29 @@ def make_trainable(
     size: tuple[int, int] | None = None,
     decoder: str = "auto",
     labels: Sequence[str] = (),
-    keep: Sequence[str] = (),
     smoothing: float = 0.1,
     report: Callable[[str], None] = log.info,
 ) -> Trainable:
     """Build a Trainable from the arguments and, where they are empty, from its source.
 
     size: (width, height). decoder: name of a decoder, `classification`, or auto: the model's own, else the one that
-    reads outputs of such shapes. labels, keep: as the parameters of these names. smoothing: label smoothing. report:
-    called with a line about a decoder recognized by shapes. Raises ModelError, which names what is missing or does not
-    match.
+    reads outputs of such shapes. labels: as the parameter of this name. smoothing: label smoothing. report: called with
+    a line about a decoder recognized by shapes. Raises ModelError, which names what is missing or does not match.
     """
     size = source.input_size(model, size, "a size")
     source = written = replace(source, size=size)
     if decoder == "auto" and not source.decoder and source.detector is None:
         source = _with_recognized_decoder(source, model, size, len(labels), report)
     chosen = source.decoder if decoder == "auto" else decoder
-    labels = tuple(labels) or source.labels
-    module = source.module.requires_grad_(True)
+    source.module.requires_grad_(True)
     if chosen == CLASSIFICATION:
         try:
             preprocess = Preprocess(*size, **source.preprocess)
         except ValueError as error:
             raise ModelError(f"{model}: {error}") from None
         return Trainable(
-            model, written, _in_batches(module, size), "classes", size, labels,
-            _framing(preprocess), Inputs(preprocess.mean, preprocess.std, preprocess.bgr), None,
-            ClassificationLoss(smoothing),
+            model, written, _in_batches(source.module, size), "classes", tuple(labels) or source.labels, preprocess,
+            None, ClassificationLoss(smoothing),
         )  # fmt: skip
     try:
         spec = DECODERS.get(chosen)
@@ -102,26 +114,22 @@ def make_trainable(
         raise ModelError(f"{model}: {error}") from None
     task: Task | None = next((task for task in get_args(Task) if task == kind.truth), None)
     if task is None:
-        raise ModelError(
-            f"{model}: results of kind '{kind.name}' cannot be trained or scored: there is data for "
-            f"{', '.join(get_args(Task))}"
-        )
+        known = ", ".join(get_args(Task))
+        raise ModelError(f"{model}: results of kind '{kind.name}' cannot be trained or scored; data holds {known}")
     taken = source
     if source.detector is not None:
         # A copy, because the decoder takes its detector apart, and the original is written to a file later.
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
-    config = DnnConfig(role="network", model=model, decoder=chosen, labels=labels, keep=tuple(keep))
+    config = DnnConfig(role="network", model=model, decoder=chosen, labels=tuple(labels) or source.labels)
     dnn = dnn_of(taken, config.role, config)
     # Average precision needs the whole curve, not only what the node would publish.
     if task == "boxes":
         dnn.decoder.score_threshold, dnn.decoder.iou_threshold = 0.01, 0.6
     else:
         dnn.decoder.score_threshold = 0.5
-    return Trainable(
-        model, written, _in_batches(source.network, size), task, size, dnn.labels,
-        _framing(dnn.preprocess), Inputs(dnn.preprocess.mean, dnn.preprocess.std, dnn.preprocess.bgr), dnn.decoder,
-        extensions.loaded(spec.loss)(dnn, source) if spec.loss is not None else None, kind,
-    )  # fmt: skip
+    loss = extensions.loaded(spec.loss)(dnn, source) if spec.loss is not None else None
+    network = _in_batches(source.network, size)
+    return Trainable(model, written, network, task, dnn.labels, dnn.preprocess, dnn.decoder, loss, kind)
 
 
 def _with_recognized_decoder(
@@ -145,15 +153,6 @@ def _with_recognized_decoder(
     raise ModelError(
         f"{model} does not say what its outputs mean: {undecided}{found.why}; name one of the decoders: {allowed}"
     )
-
-
-def _framing(preprocess: Preprocess) -> Preprocess:
-    # A pad of None is the mean, 0 after normalization; grey of the same brightness is the nearest value.
-    pad = sum(preprocess.mean) / 3 if preprocess.pad is None else preprocess.pad
-    return Preprocess(
-        preprocess.width, preprocess.height, fit=preprocess.fit, antialias=preprocess.antialias,
-        centered=preprocess.centered, pad=pad,
-    )  # fmt: skip
 
 
 class SingleImages(nn.Module):

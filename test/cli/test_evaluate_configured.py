@@ -13,7 +13,7 @@ import yaml
 from two_heads import LABELS, SIZE, TwoHeads, exported
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.training import configured_scores
+from multi_dnn_ros.training import scoring
 
 OUTPUTS = {
     "outputs": ["objects", "people", "drivable"],
@@ -140,7 +140,7 @@ def test_wrong_arguments(
 def test_all_data_is_opened_before_any_is_scored(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configured_scores, "score_dnn", lambda *given: pytest.fail("scored"))
+    monkeypatch.setattr(scoring, "score_dnn", lambda *given: pytest.fail("scored"))
     params = parameters(tmp_path, model, **OUTPUTS)
     assert main(["evaluate", "--params-file", str(params), "--data", "road", "--data", "cifar10:."]) != 0
     assert "kind 'cifar10' has no images of a camera" in capsys.readouterr().err

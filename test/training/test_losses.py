@@ -11,9 +11,9 @@ from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.losses import (
     ClassificationLoss,
     DetectionLoss,
-    Distilled,
-    LaneLoss,
     class_difference,
+    distilled,
+    lane_map_loss,
 )
 from multi_dnn_ros.training.samples import CROWD, IGNORED
 
@@ -106,7 +106,7 @@ def test_lane_loss_orders_good_and_bad_masks() -> None:
     mask[..., 8] = 255
     good = (mask.float() / 255 - 0.5) * 20
     empty = torch.full_like(good, -10.0)
-    values = [float(LaneLoss()(logits, {"mask": mask})) for logits in (good, torch.zeros_like(good), empty, -good)]
+    values = [float(lane_map_loss(logits, {"mask": mask})) for logits in (good, torch.zeros_like(good), empty, -good)]
     assert values[0] < 0.05
     assert values[0] < values[1] < values[3]
     assert values[0] < values[2]
@@ -116,7 +116,7 @@ def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:
     torch.manual_seed(0)
     teacher = nn.Conv2d(3, 6, 3).eval()
     batch = {"image": torch.rand(2, 3, 8, 8)}
-    alone = Distilled(None, teacher, 0.5, False, "fp32")
+    alone = distilled(None, teacher, 0.5, False, "fp32")
     assert float(alone(teacher(batch["image"]), batch)) == 0.0
     assert float(alone(teacher(batch["image"]) + 1.0, batch)) > 0.1
     logits = torch.randn(4, 5)
@@ -130,5 +130,5 @@ def test_the_teacher_s_share_counts() -> None:
     outputs = torch.randn(4, 3)
     truth = ClassificationLoss()
     expected = 0.75 * class_difference(outputs, teacher(batch["image"])) + 0.25 * truth(outputs, batch)
-    found = Distilled(truth, teacher, 0.75, True, "fp32")(outputs, batch)
+    found = distilled(truth, teacher, 0.75, True, "fp32")(outputs, batch)
     assert float(found) == pytest.approx(float(expected))

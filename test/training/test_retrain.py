@@ -281,7 +281,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *CLASSES, "--weights", "random")),
         (2, "would have random weights", arguments(model, out, data, "--weights", "random", "--teacher", vgg)),
         (2, "expected a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *CLASSES)),
-        (1, "has 3 classes, data", arguments(three, out, data, *CLASSES)),
+        (1, "returns [(3,)] for an image, data", arguments(three, out, data, *CLASSES)),
         (1, "returns [(2,)] for an image, the teacher", arguments(model, out, data, *CLASSES, "--teacher", three)),
         (1, "must take the same input", arguments(model, out, data, *CLASSES, "--teacher", large)),
         (1, "kind 'pictures'", arguments(model, out, f"pictures:{colours}", *CLASSES)),
