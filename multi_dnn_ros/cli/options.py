@@ -6,25 +6,24 @@ The types raise ArgumentTypeError, to which argparse adds the option.
 from __future__ import annotations
 
 import argparse
-import math
+import inspect
 import os
 import re
 import textwrap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.forms import DEVICE_FORMS, SIZE_FORM, parse_size
+from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS, PRECISIONS, SIZE_FORM, model_forms, parse_size
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
+T = TypeVar("T")
 Commands = argparse._SubParsersAction  # what add_subparsers returns; argparse has no public name for it
-#: Devices of commands without a parameter file; unlike DEVICE_FORMS they do not set the number of CPU threads.
-DEVICES = "auto, cpu, cuda, cuda:<number>"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -57,8 +56,8 @@ def add_command(
     using it, and below a line `examples:` one command per line. run: does the work and returns the exit code; None for
     a command that has subcommands. defaults: as for set_defaults.
     """
-    body, _, examples = textwrap.dedent(text or "").partition("examples:\n")
-    summary = body.strip().partition("\n\n")[0].rstrip(".")
+    body, _, examples = inspect.cleandoc(text or "").partition("examples:\n")
+    summary = body.partition("\n\n")[0].rstrip(".\n")
     parser = commands.add_parser(
         name,
         help=f"{summary[0].lower()}{summary[1:]}",
@@ -75,140 +74,181 @@ def add_subcommands(parser: argparse.ArgumentParser, noun: str) -> Commands[argp
     return parser.add_subparsers(title=f"{noun}s", dest=noun, metavar=noun.upper(), required=True)
 
 
-def size(text: str) -> tuple[int, int]:
-    """An image size such as 640x480: (width, height), 1 to 16384 pixels each."""
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not {SIZE_FORM}") from None
+def typed(convert: Callable[[str], T], allowed: Callable[[T], object], what: str) -> Callable[[str], T]:
+    """A type of arguments: text that `convert` can read to a value that is allowed; other text is not `what`."""
 
-
-def _name(text: str, *, pattern: str, what: str) -> str:
-    if not re.fullmatch(pattern, text, re.ASCII):
+    def read(text: str) -> T:
+        try:
+            if allowed(value := convert(text)):
+                return value
+        except ValueError:
+            pass
         raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
-    return text
+
+    return read
 
 
-def _integer(text: str, *, minimum: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum} and at most 18 digits")
-    return int(text)
+def _matching(pattern: str, what: str) -> Callable[[str], str]:
+    return typed(str, re.compile(pattern, re.ASCII).fullmatch, what)
 
 
-def number(text: str, *, allowed: Callable[[float], bool], requirement: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number {requirement}")
-    return value
+def _integer(minimum: int) -> Callable[[str], int]:
+    allowed = f"an integer of at least {minimum} and at most 18 digits"
+    return typed(int, lambda value: minimum <= value < 10**18, allowed)
 
 
-camera_name = partial(
-    _name, pattern=r"[a-z][a-z0-9_]{0,63}",
-    what="a camera name (lower-case letters, digits and _; the first is a letter; at most 64)",
-)  # fmt: skip
-topic_name = partial(
-    _name, pattern=r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*",
-    what="a topic name (parts of letters, digits and _, none of which begins with a digit, separated by /)",
-)  # fmt: skip
-node_name = partial(
-    _name, pattern=r"(/[A-Za-z_]\w*)+",
-    what="a full name of a node such as /multi_dnn, with parts of letters, digits and _",
-)  # fmt: skip
-natural = partial(_integer, minimum=0)
-positive = partial(_integer, minimum=1)
-positive_float = partial(number, allowed=lambda value: 0.0 < value < 1e9, requirement="above 0 and below 1e9")
-not_negative = partial(number, allowed=lambda value: 0.0 <= value < 1e6, requirement="of at least 0 and below 1e6")
-fraction = partial(number, allowed=lambda value: 0.0 <= value <= 1.0, requirement="from 0 to 1")
-positive_fraction = partial(number, allowed=lambda value: 0.0 < value <= 1.0, requirement="above 0 and up to 1")
+def number(allowed: Callable[[float], bool], requirement: str) -> Callable[[str], float]:
+    """The type of a number. requirement: what is allowed, in words."""
+    return typed(float, allowed, f"a number {requirement}")
 
 
-def add_params_file(parser: argparse._ActionsContainer) -> None:
-    """--params-file."""
-    parser.add_argument(
-        "--params-file", type=Path, metavar="YAML",
-        help="parameters of the node: DNNs and cameras (default: the package's config/multi_dnn.yaml)",
-    )  # fmt: skip
+size = typed(parse_size, bool, SIZE_FORM)
+device = _matching(DEVICE, f"one of {DEVICE_FORMS}")
+camera_name = _matching(
+    r"[a-z][a-z0-9_]{0,63}", "a camera name (lower-case letters, digits and _; the first is a letter; at most 64)"
+)
+topic_name = _matching(
+    r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*",
+    "a topic name (parts of letters, digits and _, none of which begins with a digit, separated by /)",
+)
+node_name = _matching(
+    r"(/[A-Za-z_]\w*)+", "a full name of a node such as /multi_dnn, with parts of letters, digits and _"
+)
+natural = _integer(0)
+positive = _integer(1)
+positive_float = number(lambda value: 0.0 < value < 1e9, "above 0 and below 1e9")
+not_negative = number(lambda value: 0.0 <= value < 1e6, "of at least 0 and below 1e6")
+fraction = number(lambda value: 0.0 <= value <= 1.0, "from 0 to 1")
+positive_fraction = number(lambda value: 0.0 < value <= 1.0, "above 0 and up to 1")
+
+#: Values of --backend, and what an argument that names a network can be.
+BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
+MODEL_HELP = ", ".join(model_forms())
+_DECODERS = ("auto", "classification", *extensions.names(extensions.DECODERS))
+
+#: Arguments that several commands have, as for add_argument; :func:`add_options` declares them.
+SHARED: dict[str, dict[str, Any]] = {
+    "model": {"metavar": "MODEL", "help": f"network: {MODEL_HELP}"},
+    "models": {"metavar": "MODEL", "nargs": "+", "help": f"networks: {MODEL_HELP}"},
+    "--params-file": {
+        "type": Path, "metavar": "YAML",
+        "help": "parameters of the node: DNNs and cameras (default: the package's config/multi_dnn.yaml)",
+    },
+    "--node": {
+        "type": node_name, "metavar": "NAME", "default": "/multi_dnn",
+        "help": "full name of the node: of its section of the parameter file, and in topics (default: %(default)s)",
+    },
+    "--device": {
+        "metavar": "NAME", "default": "auto", "help": "auto, cpu, cuda, cuda:<number> (default: %(default)s)",
+    },
+    "--size": {"type": size, "metavar": "WxH", "help": "input size in pixels (default: the model's own)"},
+    "--seed": {"type": natural, "default": 0, "metavar": "N", "help": "random seed (default: %(default)s)"},
+    "--repeats": {
+        "type": positive, "metavar": "N", "help": "repeats, of which medians are reported (default: %(default)s)",
+    },
+    "--threads": {"type": natural, "metavar": "N", "help": "CPU threads; 0: one per core (default: 0)"},
+    "--batch": {"type": positive, "metavar": "N", "help": "images per inference (default: %(default)s)"},
+    "--batch-size": {"type": positive, "default": 64, "metavar": "N", "help": "images at once (default: %(default)s)"},
+    "--output": {"type": Path, "metavar": "JSON", "help": "write the figures to this JSON file"},
+    "--report": {"type": Path, "metavar": "DIR", "help": "folder to write a JSON file to, with all figures"},
+    "--weights": {
+        "default": "default", "metavar": "WEIGHTS",
+        "help": "weights of a torchvision network, required for such a network: a file, a name such as COCO_V1, or "
+        "random; other models contain their weights (default: those)",
+    },
+    "--num-classes": {
+        "type": natural, "default": 0, "metavar": "N",
+        "help": "classes of a torchvision network (default: those of its weights)",
+    },
+    "--decoder": {
+        "choices": _DECODERS, "default": "auto", "metavar": "NAME",
+        "help": f"decoder of the outputs: {', '.join(_DECODERS)} (default: %(default)s, the model's own, otherwise "
+        "the one that reads outputs of these shapes)",
+    },
+    "--labels": {
+        "nargs": "+", "default": [], "metavar": "NAME",
+        "help": "class names in the order of their numbers (default: the model's, or the data's)",
+    },
+    "--data": {
+        "action": "append", "required": True, "metavar": "KIND:PATH", "help": "data, see above; may be repeated",
+    },
+    "--scenes": {
+        "type": positive, "default": 6000, "metavar": "N",
+        "help": "for data `road`: number of training images to render (default: %(default)s)",
+    },
+    "--backend": {
+        "default": "auto", "metavar": "NAME",
+        "help": f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)",
+    },
+    "--precision": {
+        "choices": [name for name in PRECISIONS if name != "int8"], "default": "auto",
+        "help": "precision that the node will use (default: %(default)s)",
+    },
+    "--sms": {
+        "type": positive, "metavar": "N",
+        "help": "use only N SMs of the GPU, by a CUDA green context (default: all)",
+    },
+    "--predictor": {
+        "type": Path, "metavar": "JSON", "help": "predictor.json of `multi-dnn profile learn` (default: none)",
+    },
+}  # fmt: skip
+#: The options by which a network is loaded, and those that also say how its outputs are decoded.
+LOADING = ("--weights", "--num-classes", "--size")
+NETWORK = (*LOADING, "--decoder", "--labels")
+#: Of commands whose parameter file names the device: the values of parameter `device`.
+CONFIGURED_DEVICE = {
+    "type": device, "default": None,
+    "help": f"{DEVICE_FORMS} (default: parameter `device` of the parameter file)",
+}  # fmt: skip
 
 
-def add_device(parser: argparse._ActionsContainer, default: str | None = "auto") -> None:
-    """--device. default: None if the parameter file sets the device; the option then takes the values of `device`."""
-    allowed, default_text = DEVICES, "%(default)s"
-    if default is None:
-        allowed, default_text = DEVICE_FORMS, "parameter `device` of the parameter file"
-    parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {default_text})")
+def add_options(parser: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
+    """Declare arguments of SHARED. changes: arguments of add_argument that replace those of the table."""
+    for name in names:
+        parser.add_argument(name, **{**SHARED[name], **changes})
 
 
-def add_size(parser: argparse._ActionsContainer) -> None:
-    """--size of a network's input."""
-    parser.add_argument("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+def read_config(args: argparse.Namespace) -> NodeConfig:
+    """The parameters of --params-file in the section of --node, with --device in place of its device.
 
-
-def add_seed(parser: argparse._ActionsContainer, what: str) -> None:
-    """--seed. what: what is random."""
-    parser.add_argument(
-        "--seed", type=natural, default=0, metavar="N", help=f"random seed of {what} (default: %(default)s)"
-    )
-
-
-def add_repeats(parser: argparse._ActionsContainer, default: int, what: str = "repeats") -> None:
-    """--repeats. what: what is repeated, of which medians are reported."""
-    parser.add_argument(
-        "--repeats", type=positive, default=default, metavar="N",
-        help=f"{what}, of which medians are reported (default: %(default)s)",
-    )  # fmt: skip
-
-
-def add_output(parser: argparse._ActionsContainer, what: str = "write the figures to this JSON file") -> None:
-    """--output, a JSON file."""
-    parser.add_argument("--output", type=Path, metavar="JSON", help=what)
-
-
-def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
-    """The parameters of --params-file, with --device and `changes` in place of its values.
-
-    node: fully qualified name of the node whose section of the file is used. changes: values by parameter, whose
-    option has the same name without the unit. Raises ParameterError, OSError, and UsageError for an option whose
-    value is not allowed.
+    Raises ParameterError and OSError.
     """
     from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, shown
     from multi_dnn_ros.settings.params_file import read_params_file
-    from multi_dnn_ros.settings.schema import NodeConfig
 
-    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), *([node] if node is not None else []))
-    if getattr(args, "device", None) is not None:
-        changes["device"] = args.device
-    for name, value in changes.items():
-        field = fields_of(NodeConfig)[name]
-        try:
-            field.checked(name, value)
-        except ParameterError:
-            option = name.removesuffix("_s").replace("_", "-")
-            raise UsageError(f"--{option} is {shown(value)}; allowed: {field.allowed}") from None
-    return config.model_copy(update=changes)
+    file = args.params_file or config_file("multi_dnn.yaml")
+    config = read_params_file(file, getattr(args, "node", "/multi_dnn"))
+    chosen = getattr(args, "device", None)
+    return config if chosen is None else config.model_copy(update={"device": chosen})
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Raise UsageError if the file `path` cannot be written. Call it before the work begins, not hours later."""
-    if path is None or (is_stream(path) and os.access(path, os.W_OK)):
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raise UsageError if a file or folder (metavar DIR) of an option for output cannot be written, before the work
+    begins, not hours later.
+    """
+    for action in args.parser._actions:
+        path: Path | None = getattr(args, action.dest, None)
+        if action.dest in ("output", "report", "json", "checkpoint") and isinstance(path, Path):
+            check_writable(action.option_strings[0], path, is_folder=action.metavar == "DIR")
+
+
+def check_writable(option: str, path: Path, *, is_folder: bool = False) -> None:
+    """Raise UsageError if the file or folder `path` cannot be written."""
+    if is_stream(path) and os.access(path, os.W_OK):
         return
-    if path.is_dir():
-        raise UsageError(f"{option} is {path}, which is a folder; expected a file")
+    if path.exists() and path.is_dir() is not is_folder:
+        found, expected = ("file", "folder") if is_folder else ("folder", "file")
+        raise UsageError(f"{option} is {path}, which is a {found}; expected a {expected}")
     folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing folders are created
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{option} is {path}: {folder} is not a writable folder")
 
 
 def picture_beside(output: Path) -> Path:
-    """The .png file beside the .json file of --output. Raises UsageError if --output does not end in .json, or if one
-    of the two cannot be written.
+    """The .png file beside the .json file of --output. Raises UsageError if --output does not end in .json, or if the
+    picture cannot be written.
     """
     if output.suffix != ".json":
         raise UsageError(f"--output is {output}; expected a .json file, as a .png file is written beside it")
-    picture = output.with_suffix(".png")
-    for path in (output, picture):
-        check_writable("--output", path)
+    check_writable("--output", picture := output.with_suffix(".png"))
     return picture

@@ -160,7 +160,7 @@ def test_a_written_file_keeps_preprocessing_and_decoder(tmp_path: Path) -> None:
     (tmp_path / "street.yaml").write_text(sidecar)
     network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 1, 1))
     original, data = export(network, tmp_path / "street.onnx"), lanes(tmp_path / "lines", (SIZE[0], SIZE[0]))
-    assert main(["decompose", str(original), "--output", str(small), "--alignment", "1", "--floor", "1"]) == 0
+    assert main(["decompose", str(original), "--output", str(small), "--alignment", "1"]) == 0
     assert main(arguments(small, better, data, "--epochs", "1", "--teacher", original)) == 0
     known = load_network(str(original))
     assert (known.preprocess["fit"], known.preprocess["bgr"], known.decoder) == ("letterbox", True, "lane")
@@ -276,7 +276,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
     for code, message, command in [
         (2, "is not a writable folder", arguments(model, three / "out.pt2", data, *CLASSES)),
         (2, f"--checkpoint is {three}/c: {three} is no", arguments(model, out, data, "--checkpoint", three / "c")),
-        (2, f"--report is {three}/retrain.json: {three} is no", arguments(model, out, data, "--report", three)),
+        (2, f"--report is {three}, which is a file; expected a folder", arguments(model, out, data, "--report", three)),
         (2, "are both", arguments(model, out, data, *CLASSES, "--checkpoint", out)),
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *CLASSES, "--weights", "random")),
         (2, "would have random weights", arguments(model, out, data, "--weights", "random", "--teacher", vgg)),
