@@ -47,6 +47,7 @@ def test_the_modules_that_launch_files_import_need_only_yaml() -> None:
 FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
 
 
+@pytest.mark.ros
 @pytest.mark.parametrize("file", [path.name for path in FILES])
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
@@ -64,7 +65,6 @@ FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
 def test_a_params_file_without_parameters_for_the_node_fails_the_launch(
     tmp_path: Path, file: str, text: str | None, arguments: list[str], words: list[str]
 ) -> None:
-    pytest.importorskip("launch_ros", reason="no package launch_ros")
     params = tmp_path / "robot.yaml"
     if text is not None:
         params.write_text(text)
@@ -96,8 +96,8 @@ def test_the_launch_file_of_the_robot_passes_on_every_argument_of_the_node() -> 
     assert set(re.findall(r'^ +"(\w+)":', passed, re.M)) == node.keys(), "complete launch/robot.launch.py"
 
 
+@pytest.mark.ros
 def test_show_args_lists_every_argument() -> None:
-    pytest.importorskip("launch_ros", reason="no package launch_ros")
     for path in FILES:
         done = subprocess.run(
             ["ros2", "launch", str(path), "--show-args"], capture_output=True, text=True, timeout=60, check=False

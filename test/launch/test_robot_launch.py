@@ -20,6 +20,8 @@ import yaml
 
 from multi_dnn_ros.demo.children import loopback_environment
 
+pytestmark = pytest.mark.ros
+
 FILE = Path(__file__).resolve().parents[2] / "launch" / "robot.launch.py"
 PACKAGE = """<package format="3"><name>{name}</name><version>1.0.0</version><description>x</description>
 <maintainer email="x@example.com">x</maintainer><license>Apache-2.0</license></package>"""
@@ -103,7 +105,6 @@ class Launched:
 
 @pytest.fixture
 def launched(domain: int, tmp_path: Path) -> Iterator[Launched]:
-    pytest.importorskip("launch_ros", reason="no package launch_ros")
     instance = Launched(tmp_path, domain)
     yield instance
     if instance.process is not None and instance.process.poll() is None:
