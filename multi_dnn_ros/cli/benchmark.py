@@ -34,27 +34,26 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     scenarios = options.add_subcommands(options.add_command(commands, "benchmark", __doc__), "scenario")
 
     parser = options.add_command(scenarios, "board", board.__doc__, board)
-    options.add_params_file(parser)
-    options.add_device(parser, default=None)
+    options.add_options(parser, "--params-file")
+    options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     add = parser.add_argument
     add("--minutes", type=positive_float, default=5.0, metavar="MIN",
         help="planned length of the run in minutes (default: %(default)g)")  # fmt: skip
     add("--cameras", type=positive, default=1, metavar="N", help="number of cameras (default: %(default)s)")
-    add("--size", type=options.size, default=(640, 480), metavar="WxH",
-        help="size of the images in pixels (default: 640x480)")  # fmt: skip
+    options.add_options(parser, "--size", default=(640, 480), help="size of the images in pixels (default: 640x480)")
     add("--encoding", choices=("jpeg", *ENCODINGS), default="rgb8", metavar="NAME",
         help="jpeg (CompressedImage) or an encoding of sensor_msgs/Image (default: rgb8)")  # fmt: skip
     add("--max-rate", type=positive_float, default=200.0, metavar="HZ",
         help="highest rate to try, in Hz (default: %(default)g)")  # fmt: skip
-    options.add_seed(parser, "the images")
-    add("--output", type=Path, metavar="JSON", default=Path("board.json"),
-        help="write the figures to this JSON file (default: %(default)s)")  # fmt: skip
+    options.add_options(parser, "--seed", help="random seed of the images (default: 0)")
+    options.add_options(parser, "--output", default=Path("board.json"),
+                        help="write the figures to this JSON file (default: %(default)s)")  # fmt: skip
 
     benchmark_paper.add_scenario(scenarios)
 
     parser = options.add_command(scenarios, "soak", soak.__doc__, soak)
-    options.add_params_file(parser)
-    options.add_device(parser, default=None)
+    options.add_options(parser, "--params-file")
+    options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     add = parser.add_argument
     add("--minutes", type=_soak_minutes, default=60.0, metavar="MIN",
         help="length of the run in minutes, at least 0.25 (default: %(default)g)")  # fmt: skip
@@ -63,8 +62,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "model swaps, so that one process serves for the whole run (default: %(default)g)")  # fmt: skip
     add("--rate", type=positive_float, default=4.0, metavar="HZ",
         help="images per second and camera (default: %(default)g)")  # fmt: skip
-    options.add_seed(parser, "the order of the events, their values and the images")
-    options.add_output(parser)
+    options.add_options(parser, "--seed", "--output")
 
 
 def board(args: argparse.Namespace) -> int:
@@ -96,7 +94,7 @@ def board(args: argparse.Namespace) -> int:
 
     def save(measured: dict[str, Any]) -> None:
         mixes.update(measured)
-        write_figures(args.output, {**content, "mixes": mixes}, quiet=True, scenario="board")
+        write_figures(args.output, {"scenario": "board", **content, "mixes": mixes}, quiet=True)
 
     with log_folder() as folder:
         try:
@@ -143,7 +141,6 @@ def soak(args: argparse.Namespace) -> int:
       multi-dnn benchmark soak --minutes 60 --output soak.json
       multi-dnn benchmark soak --minutes 12 --kill-every 0 --params-file my_robot.yaml
     """
-    options.check_writable("--output", args.output)
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.soak import MIN_ROUND_S, SoakPlan, measure_soak, soak_table
 
@@ -156,7 +153,7 @@ def soak(args: argparse.Namespace) -> int:
     with log_folder() as folder:
         figures = measure_soak(config, folder, plan)
         print(soak_table(figures))
-        write_figures(args.output, figures, scenario="soak")
+        write_figures(args.output, {"scenario": "soak", **figures})
         if not figures["passed"]:
             raise CommandError(f"the run has not passed; the logs of its processes are in {folder}")
     return 0

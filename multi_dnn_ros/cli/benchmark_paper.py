@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import log_folder, write_figures
-from multi_dnn_ros.cli.networks import add_sms
 from multi_dnn_ros.cli.options import Commands, positive
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
@@ -65,10 +63,11 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="sets of DNNs, see above (default: small; with --important: background)")  # fmt: skip
     add("--conditions", nargs="+", default=[], metavar="CONDITION", choices=tuple(CONDITIONS),
         help="conditions, see above (default: those that the device can run, up to compile_mp)")  # fmt: skip
-    add_sms(parser)
+    options.add_options(parser, "--sms", "--device")
     add("--jobs", type=positive, default=8, metavar="N", help="jobs that a DNN is cut into (default: %(default)s)")
-    add("--repeats", type=positive, default=5, metavar="N",
-        help="runs per condition; with --branches times 40 (default: %(default)s)")  # fmt: skip
+    options.add_options(
+        parser, "--repeats", default=5, help="runs per condition; with --branches times 40 (default: %(default)s)"
+    )
     add("--seconds", type=options.positive_float, default=2.0, metavar="S",
         help="length of each run in seconds (default: %(default)g)")  # fmt: skip
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
@@ -80,16 +79,14 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
         "(without a name: the first three)")  # fmt: skip
     add("--peers", nargs="?", type=positive, const=1, metavar="N",
         help="compare with plain processes instead, N of each DNN (without a number: 1)")  # fmt: skip
-    add("--params-file", type=Path, metavar="YAML",
-        help="with --peers: the DNNs (default: the package's config/heavy_gpu.yaml)")  # fmt: skip
-    add("--size", type=options.size, metavar="WxH",
-        help="image size in pixels, with --branches (default: of each network) or --peers (default: "
-        "1280x720)")  # fmt: skip
-    options.add_device(parser)
-    options.add_seed(parser, "weights, images and the order of runs")
-    options.add_output(
-        parser, "write the figures to this JSON file, after each repeat or network, and a plot beside it"
+    options.add_options(
+        parser, "--params-file", help="with --peers: the DNNs (default: the package's config/heavy_gpu.yaml)"
     )
+    options.add_options(parser, "--size", help="image size in pixels, with --branches (default: of each network) or "
+                        "--peers (default: 1280x720)")  # fmt: skip
+    options.add_options(parser, "--seed", help="random seed of weights, images and the order of runs (default: 0)")
+    options.add_options(parser, "--output", help="write the figures to this JSON file, after each repeat or network, "
+                        "and a plot beside it")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -120,7 +117,7 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
 
     def save(sets: dict[str, Any]) -> None:
         run = {**settings, "repeats": args.repeats, "seconds": args.seconds}
-        write_figures(args.output, {"settings": run, "sets": sets}, quiet=True, scenario="paper")
+        write_figures(args.output, {"scenario": "paper", "settings": run, "sets": sets}, quiet=True)
 
     sets = measure(chosen, conditions, base, args.seconds, args.repeats, save, partial(print, flush=True))
     print(sets_table(sets))
@@ -144,9 +141,9 @@ def _branches(args: argparse.Namespace, device: Any) -> int:
         except (UsageError, ValueError, RuntimeError) as error:  # all errors of models, graphs and backends are these
             failed[name] = str(error)
             print(f"{name} is not measured: {error}", flush=True)
-        figures = {"device": str(device), "networks": networks, "failed": failed}
+        figures = {"scenario": "branches", "device": str(device), "networks": networks, "failed": failed}
         if networks:
-            write_figures(args.output, figures, quiet=True, scenario="branches")
+            write_figures(args.output, figures, quiet=True)
     if networks:
         print(branches_table(networks))
         if args.output is not None:
@@ -165,7 +162,7 @@ def _peers(args: argparse.Namespace, device: Any) -> int:
                 "size": list(size), "seconds": args.seconds}  # fmt: skip
 
     def save(sides: dict[str, Any]) -> None:
-        write_figures(args.output, {"settings": settings, "sides": sides}, quiet=True, scenario="peers")
+        write_figures(args.output, {"scenario": "peers", "settings": settings, "sides": sides}, quiet=True)
 
     say = partial(print, flush=True)
     with log_folder() as folder:
@@ -185,6 +182,6 @@ def _important(args: argparse.Namespace, device: Any) -> int:
             CONDITIONS["ours_fp16"], (network, *background), str(device), args.sms, jobs=args.jobs, seed=args.seed
         )
         found.append(measure_important(work, args.seconds, args.repeats, partial(print, flush=True)))
-        write_figures(args.output, {"device": str(device), "networks": found}, quiet=True, scenario="important")
+        write_figures(args.output, {"scenario": "important", "device": str(device), "networks": found}, quiet=True)
     print(important_table(found))
     return 0

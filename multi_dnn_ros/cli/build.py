@@ -34,18 +34,14 @@ if TYPE_CHECKING:
 def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = options.add_command(commands, "build", __doc__, run)
-    add = parser.add_argument
-    add("params_file", type=Path, nargs="?", metavar="CONFIG",
-        help="parameter file of the node (default: the package's config/multi_dnn.yaml)")  # fmt: skip
-    add("--node", type=options.node_name, metavar="NAME",
-        help="full name of the node whose section of the file is used (default: /multi_dnn)")  # fmt: skip
-    options.add_device(parser, None)
-    options.add_output(parser, "write the summary to this JSON file")
+    parser.add_argument("params_file", type=Path, nargs="?", metavar="CONFIG",
+                        help="parameter file of the node (default: the package's config/multi_dnn.yaml)")  # fmt: skip
+    options.add_options(parser, "--node", "--output")
+    options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
 
 
 def run(args: argparse.Namespace) -> int:
     """Fill the caches, and print progress and the summary."""
-    options.check_writable("--output", args.output)
     config = options.read_config(args, args.node).model_copy(update={"isolation": "process"})
 
     from multi_dnn_ros.common.resources import cache_folder

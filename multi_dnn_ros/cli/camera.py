@@ -45,20 +45,18 @@ _WAIT_LIMIT_S = 600.0
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = options.add_command(commands, "camera", __doc__, run, takes_ros_args=True)
-    parser.add_argument("source", metavar="SOURCE", help="what to publish, see above")
-    add = parser.add_argument_group("topic and images").add_argument
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="what to publish, see above")
     add("--camera", default="front", type=options.camera_name, metavar="NAME",
         help="camera name, the first part of the topic (default: front)")  # fmt: skip
     add("--topic", type=options.topic_name, help="topic to publish on (default: CAMERA/image_raw, see above)")
-    add("--size", type=options.size, metavar="WxH",
-        help="resize to this size in pixels (default: the source's; scenes: 640x480)")  # fmt: skip
+    options.add_options(parser, "--size", help="size of the images in pixels (default: the source's; scenes: 640x480)")
     add("--encoding", choices=(*ENCODINGS, *_COMPRESSED), default="rgb8", metavar="NAME",
         help=f"{' or '.join(_COMPRESSED)} (CompressedImage), or an encoding of sensor_msgs/Image: "
         f"{', '.join(ENCODINGS)} (default: %(default)s)")  # fmt: skip
-    options.add_seed(parser, "the generated scenes")
+    options.add_options(parser, "--seed", help="random seed of the generated scenes (default: 0)")
     add("--truth", action="store_true",
         help="scenes: also publish the true boxes and lanes, on CAMERA/truth/detections and lane_mask")  # fmt: skip
-    add = parser.add_argument_group("timing").add_argument
     add("--rate", type=options.positive_float, metavar="HZ",
         help="images per second (default: the source's own, or 10)")  # fmt: skip
     add("--count", type=positive, metavar="N",

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli import networks, options
+from multi_dnn_ros.cli import networks
 from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, add_command, positive, positive_fraction
+from multi_dnn_ros.cli.options import LOADING, Commands, add_command, add_options, positive, positive_fraction
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.training.data_kinds import help_text
 
@@ -47,7 +47,6 @@ Images (--data): a folder of images; `road`, generated road images of this packa
 
 examples:
   multi-dnn decompose builtin:object --output object.safetensors --ranks budget --macs-cut 0.4 --data road
-  multi-dnn decompose torchvision:vgg16 --weights vgg.safetensors --output vgg_small.safetensors --data classes:photos
   multi-dnn decompose people.onnx --output people.pt2 --ranks budget --macs-cut 0.4 --data frames --report out/people
   multi-dnn decompose torchvision:resnet152 --weights random --output r.safetensors --ranks measured --precision fp16
 """
@@ -56,16 +55,13 @@ examples:
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "decompose", _TEXT, run, libraries=("tensorly",))
-    networks.add_model(parser)
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="FILE", help="file to write; an existing file is replaced")
+    add_options(parser, "model")
+    add_options(parser, "--output", metavar="FILE", required=True, help="file to write; an existing one is replaced")
     add("--data", default="", metavar="DATA",
         help="images on which the error of the outputs is minimized, see above (default: none, the error of the "
         "weights is minimized)")  # fmt: skip
-    networks.add_loading(parser)
-    add("--report", type=Path, metavar="DIR",
-        help="folder to write report.json to: what was done to each layer")  # fmt: skip
-    add = parser.add_argument_group("ranks").add_argument
+    add_options(parser, *LOADING, "--report")
     add("--ranks", choices=("ratio", "budget", "measured"), default="ratio",
         help="how ranks are chosen, see above (default: %(default)s)")  # fmt: skip
     add("--ratio", type=positive_fraction, default=0.5, metavar="X",
@@ -73,19 +69,16 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--macs-cut", type=positive_fraction, default=0.4, metavar="X",
         help="for budget: fraction of the MACs to remove, 0..1 (default: %(default)s)")  # fmt: skip
     add("--alignment", type=positive, default=8, metavar="N",
-        help="ranks are multiples of N (default: %(default)s)")  # fmt: skip
-    add("--floor", type=positive, default=8, metavar="N", help="smallest rank (default: %(default)s)")
+        help="ranks are multiples of N, and at least N (default: %(default)s)")  # fmt: skip
     add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
-    times = parser.add_argument_group("timing (for --ranks measured)")
-    options.add_device(times)
-    networks.add_target(times)
-    networks.add_sms(times)
+    add_options(parser.add_argument_group("timing (for --ranks measured)"), "--device", "--backend", "--precision",
+                "--sms")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, write the artifact and the report, and print what changed."""
     labelled = args.data == "road" or ":" in args.data
-    networks.check_files(args.weights, [args.data] if labelled else [], args.model)
+    networks.check_files(args, [args.data] if labelled else [])
     if args.data and not labelled and not Path(args.data).is_dir():
         raise CommandError(f"--data is '{args.data}': there is no such folder")
     import copy
@@ -106,9 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if source.description is not None and source.description.plan:
         made_from = source.description.model
         raise UsageError(f"{args.model} is already decomposed; decompose the network it was made from: {made_from}")
-    networks.check_output(args.output, args.model, source)
-    report = args.report and args.report / "report.json"
-    options.check_writable("--report", report)
+    networks.check_suffix(args.output, args.model, source)
     try:
         width, height = source.input_size(args.model, args.size, "--size")
     except ModelError as error:
@@ -132,10 +123,7 @@ def run(args: argparse.Namespace) -> int:
     after = cost(network, inputs)
     accepted = policy.accepted.items() if isinstance(policy, Measured) else ()
     origin: dict[str, Any] = {
-        "ranks": {
-            "policy": args.ranks,
-            **{name: getattr(args, name) for name in ("ratio", "macs_cut", "alignment", "floor")},
-        },
+        "ranks": {"policy": args.ranks, "ratio": args.ratio, "macs_cut": args.macs_cut, "alignment": args.alignment},
         "norm": "outputs" if images else "weights",
         "images": {"data": args.data, "count": len(images)},
         "target": target.name() if target is not None else None,
@@ -161,10 +149,9 @@ def run(args: argparse.Namespace) -> int:
         "parameters": change(before.parameters, after.parameters),
         "file_bytes": change(bytes_before, args.output.stat().st_size),
     }
-    rows = [("MACs, G", 1e9), ("parameters, M", 1e6), ("file, MB", 1e6)]
-    shown = [(name, each["before"] / unit, each["after"] / unit)
-             for (name, unit), each in zip(rows, changes.values(), strict=True)]  # fmt: skip
-    shown += [(f"latency of {count} at once, ms", *times) for count, times in accepted]
+    shown = [(name, changes[key]["before"] / unit, changes[key]["after"] / unit) for name, key, unit in (
+        ("MACs, G", "macs", 1e9), ("parameters, M", "parameters", 1e6), ("file, MB", "file_bytes", 1e6))
+    ] + [(f"latency of {count} at once, ms", *times) for count, times in accepted]  # fmt: skip
     print(rows_table([
         {"": name, "before": first, "after": second, "change": f"{second / first - 1:+.1%}"}
         for name, first, second in shown
@@ -173,8 +160,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
     if not done:
         print("no decomposition was faster, so the file holds the original network")
-    layers = [outcome.as_json() for outcome in outcomes]
-    write_figures(report, {**origin, **changes, "layers": layers}, model=args.model)
+    content = {"model": args.model, **origin, **changes, "layers": [outcome.as_json() for outcome in outcomes]}
+    write_figures(args.report and args.report / "report.json", content)
     return 0
 
 
@@ -205,7 +192,7 @@ def _policy(
     from multi_dnn_ros.compression.measured import Measured
     from multi_dnn_ros.compression.ranks import Budget, Ratio, Rounding
 
-    rounding = Rounding(args.alignment, args.floor)
+    rounding = Rounding(args.alignment, args.alignment)
     if args.ranks == "budget":
         return Budget(args.macs_cut, macs, rounding)
     ratio = Ratio(args.ratio, rounding)

@@ -20,9 +20,7 @@ the table and summary.json contain the number of results by class and the times 
 
 examples:
   multi-dnn demo
-  multi-dnn demo --output out/rain --seconds 60 --seed 12
   multi-dnn demo --rate 30 --size 1280x720 --params-file config/multi_dnn_small.yaml
-  multi-dnn demo --video drive.mp4
   multi-dnn demo --video drive.mp4 --model object=yolox_nano.onnx --model lane=builtin:lane --output out/mine
 """
 
@@ -30,21 +28,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import options
-from multi_dnn_ros.cli.figures import rows_table, write_figures
+from multi_dnn_ros.cli.figures import rows_table
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.settings.forms import DEVICE_FORMS, model_forms
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
-    from multi_dnn_ros.replay.replay import FrameOutcome, Replay, StreamCount
     from multi_dnn_ros.settings.schema import NodeConfig
-
-    Counts = dict[tuple[str, str], StreamCount]
 
 _MODELS = ", ".join(form for form in model_forms() if not form.startswith("torchvision:"))
 _NODE = "/multi_dnn"
@@ -53,14 +46,14 @@ _NODE = "/multi_dnn"
 def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = options.add_command(commands, "demo", __doc__, run, libraries=("pycocotools",))
-    options.add_params_file(parser)
+    options.add_options(parser, "--params-file")
     add = parser.add_argument
     add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
     add("--seconds", type=options.positive_float, metavar="S",
         help="seconds of the drive (default: 15), or of the part of --video to use (default: all)")  # fmt: skip
     add("--rate", type=options.positive_float, metavar="HZ", help="images per second (default: 10)")
-    add("--size", type=options.size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
-    add("--seed", type=options.natural, metavar="N", help="random seed of the road (default: 8)")
+    options.add_options(parser, "--size", help="size of the images in pixels (default: 640x480)")
+    options.add_options(parser, "--seed", default=None, help="random seed of the road (default: 8)")
     add = parser.add_argument_group("any video").add_argument
     add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
     add("--model", type=_named_model, action="append", default=[], metavar="NAME=MODEL",
@@ -75,59 +68,46 @@ def run(args: argparse.Namespace) -> int:
     for option in ("rate", "size", "seed") if args.video is not None else ("model", "device"):
         if getattr(args, option) not in (None, []):
             raise UsageError(f"--{option} {'is for the generated road, not for' if args.video else 'needs'} --video")
-    if args.video is None:
-        options.read_config(args, _NODE)  # before anything is imported or written
-        from multi_dnn_ros.common.resources import config_file
-        from multi_dnn_ros.demo.drive import Demo
-        from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
+    if args.video is not None:
+        return _run_video(args)
+    options.read_config(args, _NODE)  # before anything is imported or written
+    from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.demo.drive import Demo
+    from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
 
-        width, height = size = args.size or (640, 480)
-        if not all(MIN_SIDE <= side <= MAX_SIDE for side in size):
-            allowed = f"each side of the road's images must be {MIN_SIDE} to {MAX_SIDE} pixels"
-            raise UsageError(f"--size {width}x{height}: {allowed}")
-        params_file = args.params_file or config_file("multi_dnn.yaml")
-        seed = 8 if args.seed is None else args.seed
-        demo = Demo(args.output, params_file, args.seconds or 15.0, args.rate or 10.0, size, seed)
-        return 1 if demo.run()["silent"] else 0
-    if args.model and args.params_file is not None:
-        raise UsageError("--model and --params-file both name the DNNs; give only one of them")
-    if not args.video.exists():
-        raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
-    return _run_video(args)
+    width, height = size = args.size or (640, 480)
+    if not all(MIN_SIDE <= side <= MAX_SIDE for side in size):
+        allowed = f"each side of the road's images must be {MIN_SIDE} to {MAX_SIDE} pixels"
+        raise UsageError(f"--size {width}x{height}: {allowed}")
+    params_file = args.params_file or config_file("multi_dnn.yaml")
+    seed = 8 if args.seed is None else args.seed
+    demo = Demo(args.output, params_file, args.seconds or 15.0, args.rate or 10.0, size, seed)
+    return 1 if demo.run()["silent"] else 0
 
 
 def _run_video(args: argparse.Namespace) -> int:
     """Run the DNNs on every frame of the video. Returns 1 if a DNN has no result, or the video is damaged."""
+    if args.model and args.params_file is not None:
+        raise UsageError("--model and --params-file both name the DNNs; give only one of them")
+    if not args.video.exists():
+        raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
     config = _config(args)
-
-    from multi_dnn_ros.demo.output_folder import check_output, clear_output
-    from multi_dnn_ros.demo.video import VideoFigures, VideoMessages
-    from multi_dnn_ros.replay.replay import configured_replay
+    from multi_dnn_ros.demo.video import run_video
     from multi_dnn_ros.serving.memory import configure_malloc
 
-    check_output(args.output, args.video)
     configure_malloc()
-    (camera,) = config.cameras
-    topic = f"/{camera}/image_raw/compressed"
-    video = VideoMessages(args.video, topic, camera, args.seconds)
-    replay = configured_replay(config, {camera: topic}, _NODE, lambda line: print(line, file=sys.stderr))
-    clear_output(args.output)
-    figures = VideoFigures()
-    counts = _replay(args.output, video, replay, figures)
-    found = {name: {"model": config.dnns[name].model, **each} for name, each in figures.as_json(counts).items()}
+    summary = run_video(config, args.video, args.output, args.seconds, _NODE)
     print(rows_table([
         {"DNN": name, **{key: each[key] for key in ("offered", "published", "dropped", "by_class")},
          **{f"{key} ms": each["inference_ms"].get(key) for key in ("p50", "p95")}}
-        for name, each in found.items()
+        for name, each in summary["dnns"].items()
     ]))  # fmt: skip
-    for damage in video.damage:
+    for damage in summary["input_damage"]:
         print(f"warning: {damage}", file=sys.stderr)
-    content = {"video": str(args.video), "device": str(replay.device), "dnns": found}
-    write_figures(args.output / "summary.json", {**content, "input_damage": video.damage}, quiet=True)
     print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
-    if silent := [name for name, each in found.items() if not each["published"]]:
+    if silent := [name for name, each in summary["dnns"].items() if not each["published"]]:
         print(f"FAILED: no result from {', '.join(silent)}")
-    return 1 if silent or video.damage else 0
+    return 1 if silent or summary["input_damage"] else 0
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
@@ -158,36 +138,6 @@ def _config(args: argparse.Namespace) -> NodeConfig:
             print(f"{dnn.model} has no class names; assumed: {', '.join(complete.labels[:3])} ...", file=sys.stderr)
             config.dnns[name] = complete
     return config
-
-
-def _replay(output: Path, video: VideoMessages, replay: Replay, figures: VideoFigures) -> Counts:
-    """Replay the video, and draw its frames and, as a picture, the one with most results."""
-    from tqdm import tqdm
-
-    from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.replay.bag_writer import BagWriter
-    from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
-
-    picture, max_found = None, -1
-    with ExitStack() as stack:
-        writer = stack.enter_context(BagWriter(output / "bag"))
-        overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
-        bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
-
-        def draw_frame(outcome: FrameOutcome) -> None:
-            nonlocal picture, max_found
-            found = figures.add(outcome)
-            if any(isinstance(end, Result) for end in outcome.in_order()):
-                image = outcome.drawn(replay.kinds)
-                overlay.write(image, outcome.frame.stamp_ns)
-                if found > max_found:
-                    picture, max_found = image, found
-            bar.update()
-
-        counts = replay.run(video, writer, with_input=True, on_frame=draw_frame)
-    if picture is not None:
-        save_picture(output / "overlay.png", picture)
-    return counts
 
 
 def _named_model(text: str) -> tuple[str, str]:

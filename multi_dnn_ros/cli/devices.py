@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, add_command, check_writable, natural
+from multi_dnn_ros.cli.options import Commands, add_command, add_options
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.copies import Link
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    add = add_command(commands, "devices", __doc__, run).add_argument
-    add("--json", type=Path, metavar="FILE", help="write everything to this JSON file")
-    add("--list", action="store_true", help="list the devices without measuring them")
-    add("--threads", type=natural, default=0, metavar="N", help="CPU threads; 0: one per core (default: %(default)s)")
+    parser = add_command(commands, "devices", __doc__, run)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this JSON file")
+    parser.add_argument("--list", action="store_true", help="list the devices without measuring them")
+    add_options(parser, "--threads")
 
 
 def run(args: argparse.Namespace) -> int:
     """Find and measure the devices, print tables and write JSON."""
-    check_writable("--json", args.json)
     import torch
 
     from multi_dnn_ros.common.resources import cpu_count

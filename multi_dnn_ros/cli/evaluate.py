@@ -6,28 +6,25 @@ import argparse
 from collections.abc import Mapping
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import networks
 from multi_dnn_ros.cli.figures import rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, add_command, check_writable, positive, read_config
+from multi_dnn_ros.cli.options import NETWORK, Commands, add_command, add_options, positive, read_config
 from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.settings.forms import PRECISIONS
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from multi_dnn_ros.planning.timing import Target
-    from multi_dnn_ros.training.data import Data
-    from multi_dnn_ros.training.samples import Rows
     from multi_dnn_ros.training.trainable import Trainable
 
 #: Options that are allowed only with MODEL.
 _MODEL_OPTIONS = (
-    *("weights", "num-classes", "size", "decoder", "labels", "thresholds", "batch-size", "served", "latency"),
-    *("backend", "precision", "calibration-images"),
-)
+    *NETWORK, "--thresholds", "--batch-size", "--served", "--latency", "--backend", "--precision",
+    "--calibration-images",
+)  # fmt: skip
 _TEXT = f"""\
 Compare the scores, operations and latency of DNNs.
 
@@ -39,17 +36,14 @@ Classifiers get top-1 and top-5 accuracy, detectors COCO's mAP, lane networks th
 pixels at a width of 320. Scores are those of the network in float32; --served adds a row with the scores at the
 precision and backend that the node uses.
 
---params-file scores each result of a DNN with its configured crop, on whole images. Each result is compared
-with the ground truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
+--params-file scores each result of a DNN with its configured crop, on whole images, in pixels of the image. Results of
+a kind without a score are listed with the reason.
 
 {networks.DATA_HELP}
 examples:
   multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
-  multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
-  multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
   multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu
-  multi-dnn evaluate people.onnx --labels person --data coco:coco
-  multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
+  multi-dnn evaluate people.onnx --labels person --data coco:coco --thresholds
   multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data lanes:my_lanes
 """
 
@@ -57,67 +51,57 @@ examples:
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "evaluate", _TEXT, run, libraries=("pycocotools",))
-    networks.add_model(parser, "*", "networks to compare")
     add = parser.add_argument
-    add("--params-file", type=Path, metavar="YAML",
-        help="instead of MODEL: a DNN of this parameter file, with its crop and all its results")  # fmt: skip
+    add_options(parser, "models", nargs="*")
+    add_options(parser, "--params-file", help="instead of MODEL: a DNN of this parameter file, with its crop and all "
+                "its results")  # fmt: skip
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
-    networks.add_data(parser)
+    add_options(parser, "--data", "--scenes", "--device", "--batch-size", *NETWORK)
     add("--limit", type=positive, metavar="N",
         help="score only N images, evenly spaced over the test part (default: all)")  # fmt: skip
     add("--thresholds", action="store_true",
         help="detectors and lane networks: also list precision and recall, and false boxes per image, at score "
         "thresholds from 0.05 to 0.95, with the node's NMS; images without any object are allowed")  # fmt: skip
-    add("--batch-size", type=positive, default=64, metavar="N",
-        help="images per inference while scoring (default: %(default)s)")  # fmt: skip
-    networks.add_network(parser.add_argument_group("network"))
-    serving = parser.add_argument_group("serving and timing")
-    add = serving.add_argument
+    add("--latency", action="store_true", help="time the networks in turn")
     add("--served", action="store_true",
         help="add a row per network with its scores as the node serves it: batch norms folded, one image per "
         "inference, with --backend at --precision on --device")  # fmt: skip
-    add("--latency", action="store_true", help="time the networks in turn")
-    networks.add_target(serving, int8=True)
+    add_options(parser, "--backend")
+    add_options(parser, "--precision", choices=PRECISIONS)
     add("--calibration-images", default="", metavar="DIR",
         help="for int8: folder of images on which value ranges are measured, as the node's parameter of this name "
         "(default: generated road images)")  # fmt: skip
-    parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="folder to write report.json to: all scores, costs and times")  # fmt: skip
+    add_options(parser, "--report")
 
 
 def run(args: argparse.Namespace) -> int:
     """Score the networks, print the table and write the report."""
-    _check_configured(args)
-    networks.check_files(args.weights, args.data, *args.models)
-    report = args.report and args.report / "report.json"
-    check_writable("--report", report)
+    if args.params_file is None and args.dnn is not None:
+        raise UsageError("--dnn names a DNN of --params-file, which is missing")
+    if bool(args.models) == (args.params_file is not None):
+        raise UsageError("expected either MODEL or --params-file")
     if args.params_file is not None:
-        return _run_configured(args, report)
+        return _run_configured(args)
+    networks.check_files(args, args.data)
     from multi_dnn_ros.serving.choices import choose_device
 
-    networks.check_weights(args, *args.models)
+    networks.check_weights(args)
     device = choose_device(args.device, "--device is")
     found = [networks.read_trainable(args, model) for model in args.models]
     task = found[0].task
     if args.thresholds and task == "classes":
         raise UsageError(f"--thresholds is for detectors and lane networks; {found[0].model} is a classifier")
-    for network in found:
-        if network.task != task:
-            raise UsageError(
-                f"{network.model} is for {network.task}, {found[0].model} for {task}; expected networks of one task"
-            )
+    if other := next((network for network in found if network.task != task), None):
+        raise UsageError(
+            f"{other.model} is for {other.task}, {found[0].model} for {task}; expected networks of one task"
+        )
     if args.latency and len({network.size for network in found}) > 1:
         raise UsageError("--latency compares networks of one input size; these have several: set --size")
     targets = [_target(args, network) for network in found] if args.served or args.latency else []
-    groups: list[list[dict[str, Any]]] = []
-
-    def save(*, quiet: bool = True) -> None:
-        rows = [row for group in groups for row in group]
-        write_figures(report, {"device": str(device), "task": task, "networks": rows}, quiet=quiet)
-
-    for network, target in zip_longest(found, targets):
-        groups.append(_scored(args, network, device, target if args.served else None))
-        save()  # after each network, because scoring takes long
+    groups = [
+        _scored(args, network, device, target if args.served else None)
+        for network, target in zip_longest(found, targets)
+    ]
     if args.latency:
         from multi_dnn_ros.planning.timing import compare
 
@@ -127,21 +111,11 @@ def run(args: argparse.Namespace) -> int:
             for group, ms in zip(groups, times, strict=True):  # all rows of a network show its time
                 for row in group:
                     row["latency_ms"].append({"instances": count, "ms": ms, "target": targets[0].name()})
-    _print([row for group in groups for row in group])
-    save(quiet=False)
+    rows = [row for group in groups for row in group]
+    _print(rows)
+    report = args.report and args.report / "report.json"
+    write_figures(report, {"device": str(device), "task": task, "networks": rows})
     return 0
-
-
-def _check_configured(args: argparse.Namespace) -> None:
-    """Raise UsageError unless either MODEL or --params-file is given, and only options that belong to it."""
-    if args.params_file is None and args.dnn is not None:
-        raise UsageError("--dnn names a DNN of --params-file, which is missing")
-    if bool(args.models) == (args.params_file is not None):
-        raise UsageError("expected either MODEL or --params-file")
-    for option in _MODEL_OPTIONS if args.params_file is not None else ():
-        name = option.replace("-", "_")
-        if getattr(args, name) != args.parser.get_default(name):
-            raise UsageError(f"--{option} is for MODEL; a DNN of --params-file has its parameters there")
 
 
 def _target(args: argparse.Namespace, network: Trainable) -> Target:
@@ -155,7 +129,10 @@ def _scored(
 ) -> list[dict[str, Any]]:
     """The rows of a network: in float32; with a target, also as the node serves it."""
     from multi_dnn_ros.training.data import evenly_spaced
-    from multi_dnn_ros.training.scoring import Served, operating_points
+    from multi_dnn_ros.training.metrics import NoTruth
+    from multi_dnn_ros.training.retrain import check_labels
+    from multi_dnn_ros.training.scoring import Served, operating_points, score_rows
+    from multi_dnn_ros.vision.results import OutputError
 
     entries, modules = [_cost(network)], [network.network]
     if target is not None:
@@ -164,19 +141,26 @@ def _scored(
         entries.append({**entries[0], "served": served, "scores": {}, "latency_ms": []})
         modules.append(chain)
     network.network.to(device)
-    try:
-        for data in networks.read_data(args, network):
-            test = data.part("test")
-            rows = test.only(evenly_spaced(args.limit or len(test), len(test)))
-            for entry, module in zip(entries, modules, strict=True):
-                name = f"{label(entry)} on {data.name}"
-                entry["scores"][data.name] = _scores(args, network, data, rows, module, name)
-                if args.thresholds:
-                    entry.setdefault("operating_points", {})[data.name] = operating_points(
-                        network, rows, module, args.batch_size, f"{name}, thresholds"
-                    )
-    finally:
-        network.network.cpu()
+    for data in networks.read_data(args, network):
+        check_labels(network, data)
+        test = data.part("test")
+        rows = test.only(evenly_spaced(args.limit or len(test), len(test)))
+        for entry, module in zip(entries, modules, strict=True):
+            name = f"{label(entry)} on {data.name}"
+            scores: dict[str, float] = {"images": len(rows)}
+            entry["scores"][data.name] = scores
+            try:
+                scores |= score_rows(network, rows, module, args.batch_size, name)
+            except OutputError as error:
+                raise CommandError(f"{name} cannot be scored: {error}") from None
+            except NoTruth as error:
+                if not args.thresholds:
+                    raise CommandError(f"{data.name}: {error}; --thresholds counts false detections there") from None
+            if args.thresholds:
+                entry.setdefault("operating_points", {})[data.name] = operating_points(
+                    network, rows, module, args.batch_size, f"{name}, thresholds"
+                )
+    network.network.cpu()
     return entries
 
 
@@ -203,25 +187,6 @@ def _cost(network: Trainable) -> dict[str, Any]:
     }
 
 
-def _scores(
-    args: argparse.Namespace, network: Trainable, data: Data, rows: Rows, module: nn.Module, name: str
-) -> dict[str, float]:
-    from multi_dnn_ros.training.metrics import NoTruth
-    from multi_dnn_ros.training.retrain import check_labels
-    from multi_dnn_ros.training.scoring import score_rows
-    from multi_dnn_ros.vision.results import OutputError
-
-    check_labels(network, data)
-    try:
-        return {"images": len(rows), **score_rows(network, rows, module, args.batch_size, name)}
-    except OutputError as error:
-        raise CommandError(f"{name} cannot be scored: {error}") from None
-    except NoTruth as error:
-        if not args.thresholds:
-            raise CommandError(f"{data.name}: {error}; --thresholds counts false detections there") from None
-        return {"images": len(rows)}
-
-
 def label(network: Mapping[str, Any]) -> str:
     """Name of a row: the model and, after it, the backend that served it."""
     served = network["served"]
@@ -230,37 +195,38 @@ def label(network: Mapping[str, Any]) -> str:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     """Print a row per network, with changes relative to the first, and the precision and recall by threshold."""
-    first = rows[0]
-    # The score of a class, such as map50_car, is only in the report.
-    shown = list(dict.fromkeys(name for row in rows for scores in row["scores"].values() for name in scores
-                               if name != "images" and not name.startswith("map50_")))  # fmt: skip
-    lines = []
+
+    def cell(value: float, baseline: float) -> str:
+        return f"{value:.3f}" + (f" ({value / baseline - 1:+.1%})" if row is not first and baseline else "")
+
+    first, lines = rows[0], []
     for row in rows:
         line = {"network": label(row)}
         for data, scores in row["scores"].items():
             where = "" if len(first["scores"]) == 1 else f" ({data})"
-            line |= {f"{name}{where}": _share(scores.get(name)) for name in shown}
+            # The score of a class, such as map50_car, is only in the report.
+            line |= {f"{name}{where}": f"{value:.4f}" for name, value in scores.items()
+                     if name != "images" and not name.startswith("map50_")}  # fmt: skip
         for name, key, unit in (("GMACs", "macs", 1e9), ("M parameters", "parameters", 1e6), ("MB", "file_bytes", 1e6)):
-            line[name] = _with_change(row[key] / unit, None if row is first else first[key] / unit)
+            line[name] = cell(row[key] / unit, first[key] / unit)
         for own, before in zip(row["latency_ms"], first["latency_ms"], strict=True):
             name = "ms alone" if own["instances"] == 1 else f"ms, {own['instances']} at once"
-            line[name] = _with_change(own["ms"], None if row is first else before["ms"])
+            line[name] = cell(own["ms"], before["ms"])
         lines.append(line)
     print(rows_table(lines))
     counts = ", ".join(f"{name} ({scores['images']} images)" for name, scores in first["scores"].items())
     print(f"Scored on the test part: {counts}.")
     for row in rows:
         for name, points in row.get("operating_points", {}).items():
-            print(f"\n{label(row)} on {name}")
-            print(rows_table([{key: _share(value) for key, value in point.items()} for point in points]))
+            print(f"\n{label(row)} on {name}\n{rows_table(points)}")
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
+def _run_configured(args: argparse.Namespace) -> int:
     """Score each result of the DNN of --params-file on whole images. Returns 1 if no result has a score."""
+    for option in _MODEL_OPTIONS:
+        name = option.removeprefix("--").replace("-", "_")
+        if getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"{option} is for MODEL; a DNN of --params-file has its parameters there")
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.serving.choices import choose_device
     from multi_dnn_ros.training.configured_scores import open_images, score_dnn, scored_labels
@@ -283,18 +249,13 @@ def _run_configured(args: argparse.Namespace, report: Path | None) -> int:
         except OutputError as error:
             raise CommandError(f"dnn.{name} cannot be scored on {data.name}: {error}") from None
         for result, scores in found.items():
-            entry = {"result": result, "data": data.name, "images": len(part)}
-            rows.append({**entry, **({"reason": scores} if isinstance(scores, str) else {"scores": scores})})
+            outcome = {"reason": scores} if isinstance(scores, str) else {"scores": scores}
+            rows.append({"result": result, "data": data.name, "images": len(part), **outcome})
     print(rows_table([
-        {**{key: row[key] for key in ("result", "data", "images")},
+        {"result": row["result"], "data": row["data"], "images": row["images"],
          "scores": row.get("scores") or f"none: {row['reason']}"}
         for row in rows
     ]))  # fmt: skip
     about = {"dnn": name, "model": settings.model, "crop": list(settings.crop)}
-    write_figures(report, {"device": str(device), **about, "results": rows})
+    write_figures(args.report and args.report / "report.json", {"device": str(device), **about, "results": rows})
     return 0 if any("scores" in row for row in rows) else 1
-
-
-def _with_change(value: float, first: float | None) -> str:
-    """A value and its relative change from the first row, `0.359 (-45.3%)`. first: None for the first row itself."""
-    return f"{value:.3f}" + (f" ({value / first - 1:+.1%})" if first else "")

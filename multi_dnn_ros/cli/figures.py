@@ -39,8 +39,8 @@ def progress_bar(what: str = "", unit: str = "round") -> Iterator[UpdateBar]:
         yield update
 
 
-def write_figures(path: Path | None, figures: Mapping[str, Any], *, quiet: bool = False, **first: Any) -> None:
-    """Write `first`, the provenance and `figures`, in this order, to a JSON file, if it was given, and name it.
+def write_figures(path: Path | None, figures: Mapping[str, Any], *, quiet: bool = False) -> None:
+    """Write the provenance and `figures` to a JSON file, if it was given, and name it.
 
     quiet: without naming it, for figures that are written more than once.
     """
@@ -48,13 +48,13 @@ def write_figures(path: Path | None, figures: Mapping[str, Any], *, quiet: bool 
         return
     from multi_dnn_ros.common.reporting import provenance, write_json
 
-    write_json(path, {**first, **provenance(), **figures})
+    write_json(path, {**provenance(), **figures})
     if not quiet:
         print(f"written to {path}")
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of one form, as a JSON file has them, as a Markdown table: numbers with three digits, None as a dash."""
+    """Rows, as a JSON file has them, as a Markdown table: numbers with three digits, what is missing as a dash."""
     from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.planning.fit import three_digits
 
@@ -67,11 +67,8 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
             return ", ".join(map(str, value))
         return three_digits(value) if isinstance(value, float) else str(value)
 
-    if not rows:
-        return ""
-    return table(
-        [name.replace("_", " ") for name in rows[0]], [[text(value) for value in row.values()] for row in rows]
-    )
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return table([name.replace("_", " ") for name in names], [[text(row.get(name)) for name in names] for row in rows])
 
 
 @contextmanager

@@ -69,9 +69,8 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("--folder", type=Path, metavar="DIR",
         help="folder for checkpoints, logs and trained networks; with --cluster on a file system that all hosts share "
         "(default: YAML with the suffix .fleet)")  # fmt: skip
-    options.add_output(
-        parser, "write the jobs with their losses, and all decisions, to this JSON file, and a plot beside it"
-    )
+    options.add_options(parser, "--output", help="write the jobs with their losses, and all decisions, to this JSON "
+                        "file, and a plot beside it")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

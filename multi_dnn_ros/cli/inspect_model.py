@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import networks
-from multi_dnn_ros.cli.options import Commands, add_command, check_writable
+from multi_dnn_ros.cli.options import NETWORK, Commands, add_command, add_options
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
@@ -52,8 +52,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "inspect", __doc__, run)
     add = parser.add_argument
-    networks.add_model(parser, what="model to inspect")
-    networks.add_network(parser, classifiers=False)
+    add_options(parser, "model", *NETWORK)
     add("--json", action="store_true", help="print JSON")
     add("--image", type=Path, metavar="FILE",
         help="draw what the model finds in this JPEG or PNG, computed on the CPU")  # fmt: skip
@@ -64,7 +63,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, print the result and draw the image."""
     _check_picture(args)
-    networks.check_files("", [], args.model)
+    networks.check_files(args)
     content: dict[str, Any] = {}
     problems: list[str] = []
     dnn = _inspect(args, content, problems)
@@ -103,7 +102,6 @@ def _check_picture(args: argparse.Namespace) -> None:
         raise UsageError(f"--output is {args.output}; expected a name that ends in {' or '.join(_PICTURES)}")
     if args.output.resolve() == args.image.resolve():
         raise UsageError(f"--output {args.output} is the file of --image, which would be overwritten; name another")
-    check_writable("--output", args.output)
 
 
 def _inspect(args: argparse.Namespace, content: dict[str, Any], problems: list[str]) -> Dnn | None:

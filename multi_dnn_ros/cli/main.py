@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.cli.options import HelpFormatter
+from multi_dnn_ros.cli.options import HelpFormatter, check_outputs
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, optional, require
 from multi_dnn_ros.serving.memory import check_process, with_memory_limit
@@ -117,10 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = f"{parser.prog} {args.command}"
     try:
         check_process()
-        _check_utf8(ours)
         if ros_args and not getattr(args, "takes_ros_args", False):
             raise UsageError("--ros-args are for commands that start a ROS node: run, camera")
         require(args.command, *getattr(args, "libraries", ()))
+        check_outputs(args)
         with optional(args.command):
             return int(args.run(args))
     except KeyboardInterrupt:
@@ -147,16 +147,6 @@ def lines_of(error: Exception) -> list[str]:
         return [with_memory_limit(text) if getattr(error, "filename", "") is None else text]
     help_text = "unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback"
     return [with_memory_limit(f"{type(error).__name__}: {text} ({help_text})")]
-
-
-def _check_utf8(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an argument that is not UTF-8: it cannot be written to JSON files, and some libraries end
-    the process when they get such a path, as OpenCV does.
-    """
-    for argument in arguments:
-        shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
-        if shown != argument:
-            raise UsageError(f"argument '{shown}' is not UTF-8; rename the file or folder")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Options of the offline commands that name networks and data, and functions that read them."""
+"""What the offline commands do with the options that name networks, data and what a network is timed on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.options import add_device, add_size, check_writable, natural, positive
+from multi_dnn_ros.cli.options import BACKEND_NAMES, MODEL_HELP
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.settings.forms import PRECISIONS, model_forms
 from multi_dnn_ros.training.data_kinds import help_text, kind_and_path
 
 if TYPE_CHECKING:
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
-#: Values of --backend, and what an argument that names a network can be.
-BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
-MODEL_HELP = ", ".join(model_forms())
 DATA_HELP = f"""\
 data (KIND:PATH):
 {help_text()}
@@ -35,85 +31,29 @@ least 50, and whole recordings (NAME of NAME_<frame>.jpg) if there are several.
 """
 
 
-def add_model(parser: argparse._ActionsContainer, nargs: str | None = None, what: str = "network") -> None:
-    """`model`, or `models` if nargs says that there can be several. what: the first words of its help."""
-    name = "models" if nargs in ("+", "*") else "model"
-    parser.add_argument(name, metavar="MODEL", nargs=nargs, help=f"{what}: {MODEL_HELP}")
-
-
-def add_timing_weights(parser: argparse._ActionsContainer) -> None:
-    """--weights of a command that measures times, for which random ones suffice."""
-    parser.add_argument(
-        "--weights", default="", metavar="WEIGHTS",
-        help="weights of a torchvision network: a file, a name such as COCO_V1, or random (default: random, which does "
-        "not change the times)",
-    )  # fmt: skip
-
-
-def add_loading(parser: argparse._ActionsContainer) -> None:
-    """--weights, --num-classes, --size."""
-    add = parser.add_argument
-    add("--weights", default="default", metavar="WEIGHTS",
-        help="weights of a torchvision network, required for such a network: a file, a name such as COCO_V1, or "
-        "random; other models contain their weights (default: those)")  # fmt: skip
-    add("--num-classes", type=natural, default=0, metavar="N",
-        help="classes of a torchvision network (default: those of its weights)")  # fmt: skip
-    add_size(parser)
-
-
-def add_network(parser: argparse._ActionsContainer, *, classifiers: bool = True) -> None:
-    """How a network is loaded and how its outputs are decoded."""
-    add_loading(parser)
-    add = parser.add_argument
-    decoders = ("auto", *["classification"] * classifiers, *extensions.names(extensions.DECODERS))
-    add("--decoder", choices=decoders, default="auto", metavar="NAME",
-        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, the model's own, otherwise the "
-        "one that reads outputs of these shapes)")  # fmt: skip
-    add("--labels", nargs="+", default=[], metavar="NAME",
-        help="class names in the order of their numbers (default: the model's, or the data's)")  # fmt: skip
-
-
-def add_data(parser: argparse._ActionsContainer) -> None:
-    """What a network is trained or scored on."""
-    add = parser.add_argument
-    add("--data", action="append", required=True, metavar="KIND:PATH", help="data, see above; may be repeated")
-    add("--scenes", type=positive, default=6000, metavar="N",
-        help="for data `road`: number of training images to render (default: %(default)s)")  # fmt: skip
-    add_device(parser)
-
-
-def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
-    """--backend and --precision. int8: whether the command calibrates it."""
-    add = parser.add_argument
-    add("--backend", default="auto", metavar="NAME",
-        help=f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=[name for name in PRECISIONS if int8 or name != "int8"], default="auto",
-        help="precision that the node will use (default: %(default)s)")  # fmt: skip
-
-
-def add_sms(parser: argparse._ActionsContainer) -> None:
-    """--sms."""
-    parser.add_argument(
-        "--sms", type=positive, metavar="N", help="use only N SMs of the GPU, by a CUDA green context (default: all)"
-    )
-
-
-def check_files(weights: str, data: Sequence[str], *models: str) -> None:
-    """Raise CommandError or DatasetError unless the files of --weights, of data KIND:PATH and of the models exist, and
-    each model has the form of one. It does not import PyTorch, so that they are reported at once.
+def check_files(args: argparse.Namespace, data: Sequence[str] = ()) -> None:
+    """Raise CommandError or DatasetError unless the files of MODEL, --teacher, --weights and of data KIND:PATH exist,
+    and each model has the form of one. It does not import PyTorch, so that they are reported at once.
     """
     from multi_dnn_ros.models.registry import source_name
 
-    for model in models:
+    for model in _models(args):
         form = source_name(model)
         if not form:
             raise CommandError(f"argument MODEL is '{model}'; allowed: {MODEL_HELP}")
         if form.startswith(".") and not Path(model).is_file():
             raise CommandError(f"argument MODEL is '{model}': there is no such file")
+    weights = getattr(args, "weights", "")
     if Path(weights).suffix and not Path(weights).is_file():
         raise CommandError(f"--weights is '{weights}': there is no such file")
     for name in data:
         kind_and_path(name)
+
+
+def _models(args: argparse.Namespace) -> list[str]:
+    """The networks that a command line names."""
+    teacher = getattr(args, "teacher", None)
+    return [*(getattr(args, "models", None) or [args.model]), *([teacher] if teacher else [])]
 
 
 def takes_weights(model: str) -> bool:
@@ -124,8 +64,9 @@ def takes_weights(model: str) -> bool:
     return found is not None and found.takes_weights
 
 
-def check_weights(args: argparse.Namespace, *models: str) -> None:
-    """Raise UsageError if --weights is given but none of `models` takes weights."""
+def check_weights(args: argparse.Namespace) -> None:
+    """Raise UsageError if --weights is given but none of the models takes weights."""
+    models = _models(args)
     if args.weights != "default" and not any(map(takes_weights, models)):
         from multi_dnn_ros.models.registry import MODEL_SOURCES
 
@@ -134,7 +75,7 @@ def check_weights(args: argparse.Namespace, *models: str) -> None:
 
 
 def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
-    """The network `model`, loaded with the options of :func:`add_network`."""
+    """The network `model`, loaded with the options NETWORK."""
     from multi_dnn_ros.models.sources import load_network
     from multi_dnn_ros.training.trainable import make_trainable
 
@@ -163,14 +104,13 @@ def origin(model: str, source: Source) -> str:
     return model if is_built_from_a_name(model) else Path(model).name
 
 
-def check_output(output: Path, model: str, source: Source) -> None:
-    """Raise UsageError unless --output has the suffix that the artifact of this network needs, and can be written."""
+def check_suffix(output: Path, model: str, source: Source) -> None:
+    """Raise UsageError unless --output has the suffix that the artifact of this network needs."""
     from multi_dnn_ros.models.artifact import suffix_of
 
     suffix = suffix_of(origin(model, source))
     if output.suffix != suffix:
         raise UsageError(f"--output is {output}; expected a {suffix} file for a network made from {model}")
-    check_writable("--output", output)
 
 
 def read_target(args: argparse.Namespace, calibration: Callable[[], Sequence[Tensors]] | None = None) -> Target:

@@ -6,6 +6,7 @@ The types raise ArgumentTypeError, to which argparse adds the option.
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import os
 import re
@@ -15,16 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.forms import DEVICE_FORMS, SIZE_FORM, parse_size
+from multi_dnn_ros.settings.forms import DEVICE_FORMS, PRECISIONS, SIZE_FORM, model_forms, parse_size
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
 Commands = argparse._SubParsersAction  # what add_subparsers returns; argparse has no public name for it
-#: Devices of commands without a parameter file; unlike DEVICE_FORMS they do not set the number of CPU threads.
-DEVICES = "auto, cpu, cuda, cuda:<number>"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -57,8 +57,8 @@ def add_command(
     using it, and below a line `examples:` one command per line. run: does the work and returns the exit code; None for
     a command that has subcommands. defaults: as for set_defaults.
     """
-    body, _, examples = textwrap.dedent(text or "").partition("examples:\n")
-    summary = body.strip().partition("\n\n")[0].rstrip(".")
+    body, _, examples = inspect.cleandoc(text or "").partition("examples:\n")
+    summary = body.partition("\n\n")[0].rstrip(".\n")
     parser = commands.add_parser(
         name,
         help=f"{summary[0].lower()}{summary[1:]}",
@@ -125,45 +125,88 @@ fraction = partial(number, allowed=lambda value: 0.0 <= value <= 1.0, requiremen
 positive_fraction = partial(number, allowed=lambda value: 0.0 < value <= 1.0, requirement="above 0 and up to 1")
 
 
-def add_params_file(parser: argparse._ActionsContainer) -> None:
-    """--params-file."""
-    parser.add_argument(
-        "--params-file", type=Path, metavar="YAML",
-        help="parameters of the node: DNNs and cameras (default: the package's config/multi_dnn.yaml)",
-    )  # fmt: skip
+#: Values of --backend, and what an argument that names a network can be.
+BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
+MODEL_HELP = ", ".join(model_forms())
+_DECODERS = ("auto", "classification", *extensions.names(extensions.DECODERS))
+
+#: Arguments that several commands have, as for add_argument; :func:`add_options` declares them.
+SHARED: dict[str, dict[str, Any]] = {
+    "model": {"metavar": "MODEL", "help": f"network: {MODEL_HELP}"},
+    "models": {"metavar": "MODEL", "nargs": "+", "help": f"networks: {MODEL_HELP}"},
+    "--params-file": {
+        "type": Path, "metavar": "YAML",
+        "help": "parameters of the node: DNNs and cameras (default: the package's config/multi_dnn.yaml)",
+    },
+    "--node": {
+        "type": node_name, "metavar": "NAME", "default": "/multi_dnn",
+        "help": "full name of the node: of its section of the parameter file, and in topics (default: %(default)s)",
+    },
+    "--device": {
+        "metavar": "NAME", "default": "auto", "help": "auto, cpu, cuda, cuda:<number> (default: %(default)s)",
+    },
+    "--size": {"type": size, "metavar": "WxH", "help": "input size in pixels (default: the model's own)"},
+    "--seed": {"type": natural, "default": 0, "metavar": "N", "help": "random seed (default: %(default)s)"},
+    "--repeats": {
+        "type": positive, "metavar": "N", "help": "repeats, of which medians are reported (default: %(default)s)",
+    },
+    "--threads": {"type": natural, "metavar": "N", "help": "CPU threads; 0: one per core (default: 0)"},
+    "--batch": {"type": positive, "metavar": "N", "help": "images per inference (default: %(default)s)"},
+    "--batch-size": {"type": positive, "default": 64, "metavar": "N", "help": "images at once (default: %(default)s)"},
+    "--output": {"type": Path, "metavar": "JSON", "help": "write the figures to this JSON file"},
+    "--report": {"type": Path, "metavar": "DIR", "help": "folder to write a JSON file to, with all figures"},
+    "--weights": {
+        "default": "default", "metavar": "WEIGHTS",
+        "help": "weights of a torchvision network, required for such a network: a file, a name such as COCO_V1, or "
+        "random; other models contain their weights (default: those)",
+    },
+    "--num-classes": {
+        "type": natural, "default": 0, "metavar": "N",
+        "help": "classes of a torchvision network (default: those of its weights)",
+    },
+    "--decoder": {
+        "choices": _DECODERS, "default": "auto", "metavar": "NAME",
+        "help": f"decoder of the outputs: {', '.join(_DECODERS)} (default: %(default)s, the model's own, otherwise "
+        "the one that reads outputs of these shapes)",
+    },
+    "--labels": {
+        "nargs": "+", "default": [], "metavar": "NAME",
+        "help": "class names in the order of their numbers (default: the model's, or the data's)",
+    },
+    "--data": {
+        "action": "append", "required": True, "metavar": "KIND:PATH", "help": "data, see above; may be repeated",
+    },
+    "--scenes": {
+        "type": positive, "default": 6000, "metavar": "N",
+        "help": "for data `road`: number of training images to render (default: %(default)s)",
+    },
+    "--backend": {
+        "default": "auto", "metavar": "NAME",
+        "help": f"backend that the node will use: {BACKEND_NAMES} (default: %(default)s)",
+    },
+    "--precision": {
+        "choices": [name for name in PRECISIONS if name != "int8"], "default": "auto",
+        "help": "precision that the node will use (default: %(default)s)",
+    },
+    "--sms": {
+        "type": positive, "metavar": "N",
+        "help": "use only N SMs of the GPU, by a CUDA green context (default: all)",
+    },
+    "--predictor": {
+        "type": Path, "metavar": "JSON", "help": "predictor.json of `multi-dnn profile learn` (default: none)",
+    },
+}  # fmt: skip
+#: The options by which a network is loaded, and those that also say how its outputs are decoded.
+LOADING = ("--weights", "--num-classes", "--size")
+NETWORK = (*LOADING, "--decoder", "--labels")
+#: Of commands whose parameter file names the device: the values of parameter `device`.
+CONFIGURED_DEVICE = {"default": None, "help": f"{DEVICE_FORMS} (default: parameter `device` of the parameter file)"}
 
 
-def add_device(parser: argparse._ActionsContainer, default: str | None = "auto") -> None:
-    """--device. default: None if the parameter file sets the device; the option then takes the values of `device`."""
-    allowed, default_text = DEVICES, "%(default)s"
-    if default is None:
-        allowed, default_text = DEVICE_FORMS, "parameter `device` of the parameter file"
-    parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {default_text})")
-
-
-def add_size(parser: argparse._ActionsContainer) -> None:
-    """--size of a network's input."""
-    parser.add_argument("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-
-
-def add_seed(parser: argparse._ActionsContainer, what: str) -> None:
-    """--seed. what: what is random."""
-    parser.add_argument(
-        "--seed", type=natural, default=0, metavar="N", help=f"random seed of {what} (default: %(default)s)"
-    )
-
-
-def add_repeats(parser: argparse._ActionsContainer, default: int, what: str = "repeats") -> None:
-    """--repeats. what: what is repeated, of which medians are reported."""
-    parser.add_argument(
-        "--repeats", type=positive, default=default, metavar="N",
-        help=f"{what}, of which medians are reported (default: %(default)s)",
-    )  # fmt: skip
-
-
-def add_output(parser: argparse._ActionsContainer, what: str = "write the figures to this JSON file") -> None:
-    """--output, a JSON file."""
-    parser.add_argument("--output", type=Path, metavar="JSON", help=what)
+def add_options(parser: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
+    """Declare arguments of SHARED. changes: arguments of add_argument that replace those of the table."""
+    for name in names:
+        parser.add_argument(name, **{**SHARED[name], **changes})
 
 
 def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
@@ -191,9 +234,17 @@ def read_config(args: argparse.Namespace, node: str | None = None, **changes: An
     return config.model_copy(update=changes)
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Raise UsageError if the file `path` cannot be written. Call it before the work begins, not hours later."""
-    if path is None or (is_stream(path) and os.access(path, os.W_OK)):
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raise UsageError if a file of an option for output cannot be written, before the work begins, not hours later."""
+    for action in args.parser._actions:
+        path: Path | None = getattr(args, action.dest, None)
+        if action.dest in ("output", "report", "json", "checkpoint") and isinstance(path, Path):
+            check_writable(action.option_strings[0], path / "file" if action.metavar == "DIR" else path)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise UsageError if the file `path` cannot be written."""
+    if is_stream(path) and os.access(path, os.W_OK):
         return
     if path.is_dir():
         raise UsageError(f"{option} is {path}, which is a folder; expected a file")
@@ -203,12 +254,10 @@ def check_writable(option: str, path: Path | None) -> None:
 
 
 def picture_beside(output: Path) -> Path:
-    """The .png file beside the .json file of --output. Raises UsageError if --output does not end in .json, or if one
-    of the two cannot be written.
+    """The .png file beside the .json file of --output. Raises UsageError if --output does not end in .json, or if the
+    picture cannot be written.
     """
     if output.suffix != ".json":
         raise UsageError(f"--output is {output}; expected a .json file, as a .png file is written beside it")
-    picture = output.with_suffix(".png")
-    for path in (output, picture):
-        check_writable("--output", path)
+    check_writable("--output", picture := output.with_suffix(".png"))
     return picture

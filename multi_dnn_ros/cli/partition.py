@@ -21,18 +21,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli import networks, options
 from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, positive
+from multi_dnn_ros.cli.networks import takes_weights
+from multi_dnn_ros.cli.options import Commands, add_command, add_options, add_subcommands, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.batch_units import Unit, UnitError
-from multi_dnn_ros.settings.forms import PRECISIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,64 +40,43 @@ if TYPE_CHECKING:
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.partition.tables import BatchTable
 
-    Plans = Mapping[tuple[str, ...], Plan | None]
-    Runs = dict[tuple[str, ...], BatchRun]
-
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    actions = options.add_subcommands(options.add_command(commands, "partition", __doc__), "action")
-
-    add = _add_action(actions, "profile", profile, measures=True)
-    add("--max-batch", type=positive, required=True, metavar="N", help="largest batch size to measure")
-
-    add = _add_action(actions, "plan", plan, plans=True)
-    add("--batch", type=positive, required=True, metavar="N", help="images in the batch")
-
-    add = _add_action(actions, "run", run, plans=True, runs=True)
-    add("--batch", type=positive, metavar="N",
-        help="number of random images, or of images to take from --input (default: all of --input)")  # fmt: skip
-    add("--input", type=Path, metavar="NPY",
-        help="images as the network takes them: a float32 array (N, 3, height, width)")  # fmt: skip
-    add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
-    add("--compare", action="store_true", help="also run every subset of the units, and compare times and outputs")
-
-    _add_action(actions, "table", show_tables)
-
-    add = _add_action(actions, "io", measure_copies, measures=True)
-    add("--batch", type=positive, default=1, metavar="N", help="smallest batch size (default: %(default)s)")
-    add("--max-batch", type=positive, metavar="N", help="largest batch size (default: --batch)")
-    add("--increment", type=positive, default=1, metavar="N", help="step between batch sizes (default: %(default)s)")
-
-
-def _add_action(
-    actions: Commands[argparse.ArgumentParser], name: str, action: Callable[[argparse.Namespace], int], *,
-    measures: bool = False, plans: bool = False, runs: bool = False,
-) -> Callable[..., argparse.Action]:  # fmt: skip
-    """Declare an action with the options that it shares with others, and return its add_argument.
-
-    measures: the units are measured, at --size; otherwise their tables are used, which have the size.
-    """
-    parser = options.add_command(actions, name, action.__doc__, action)
-    networks.add_model(parser)
-    add = parser.add_argument
-    add("--units", type=_units, required=measures, metavar="UNIT,...",
-        help=f"units, such as cpu:8,cuda:0{'' if measures else ' (default: every unit that has a table)'}")  # fmt: skip
-    add("--precision", choices=[precision for precision in PRECISIONS if precision != "int8"], default="auto",
-        help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
-    add("--tables", type=Path, default=cache_folder() / "partition", metavar="DIR",
-        help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")  # fmt: skip
-    if measures:
-        options.add_size(parser)
-    if measures or runs:
-        networks.add_timing_weights(parser)
-        options.add_repeats(parser, 9, "timed runs of each batch")
-    if plans:
-        add("--search", choices=("exact", "greedy"), default="exact",
-            help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch partitioning "
-            "(default: exact)")  # fmt: skip
-        add("--report", type=Path, metavar="JSON", help="write plans, times and versions to this file")
-    return add
+    actions = add_subcommands(add_command(commands, "partition", __doc__), "action")
+    for name, action in (("profile", profile), ("plan", plan), ("run", run), ("table", show_tables), ("io", io)):
+        measures, plans = action in (profile, io), action in (plan, run)
+        parser = add_command(actions, name, action.__doc__, action)
+        add = parser.add_argument
+        add_options(parser, "model", "--precision")
+        add("--units", type=_units, required=measures, metavar="UNIT,...",
+            help="such as cpu:8,cuda:0" + " (default: every unit that has a table)" * (not measures))  # fmt: skip
+        add("--tables", type=Path, default=cache_folder() / "partition", metavar="DIR",
+            help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")  # fmt: skip
+        if measures or action is run:
+            add_options(parser, "--weights", default="", help="weights of a torchvision network: a file, a name such "
+                        "as COCO_V1, or random (default: random, which does not change the times)")  # fmt: skip
+            add_options(parser, "--repeats", default=9)
+        if measures:
+            add_options(parser, "--size")
+            add("--max-batch", type=positive, required=action is profile, metavar="N",
+                help="largest batch size to measure" + " (default: --batch)" * (action is io))  # fmt: skip
+        if action is not profile and action is not show_tables:
+            counts = {plan: "", run: " (default: all of --input)", io: ", the smallest (default: 1)"}
+            add_options(parser, "--batch", required=action is plan, help=f"images in the batch{counts[action]}")
+        if plans:
+            add("--search", choices=("exact", "greedy"), default="exact",
+                help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch "
+                "partitioning (default: exact)")  # fmt: skip
+            add_options(parser, "--report", metavar="JSON", help="write plans, times and versions to this file")
+        if action is run:
+            add("--input", type=Path, metavar="NPY",
+                help="images as the network takes them, a float32 array (N, 3, height, width); without it --batch "
+                "random images are used")  # fmt: skip
+            add_options(parser, "--output", metavar="NPZ", help="write the outputs to this file: output_0, ...")
+            add("--compare", action="store_true", help="also run every subset of the units, and compare the outputs")
+        if action is io:
+            add("--increment", type=positive, default=1, metavar="N", help="step between batch sizes (default: 1)")
 
 
 def _units(text: str) -> tuple[Unit, ...]:
@@ -121,15 +99,13 @@ def profile(args: argparse.Namespace) -> int:
     examples:
       multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
     """
-    from multi_dnn_ros.partition.tables import sizes_to_measure, table_path
+    from multi_dnn_ros.partition.tables import sizes_to_measure
 
-    for unit in args.units:
-        _print_table(_measured(args, unit, sizes_to_measure(args.max_batch), args.tables))
-        print(f"\nwritten to {table_path(args.tables, args.model, unit.name, args.precision)}")
+    _measure(args, sizes_to_measure(args.max_batch), args.tables)
     return 0
 
 
-def measure_copies(args: argparse.Namespace) -> int:
+def io(args: argparse.Namespace) -> int:
     """Measure how long it takes to copy images to a unit and back.
 
     No network runs. On a CPU the images are copied within memory.
@@ -137,11 +113,11 @@ def measure_copies(args: argparse.Namespace) -> int:
     examples:
       multi-dnn partition io torchvision:resnet18 --units cpu:1 --batch 8 --max-batch 64 --increment 8
     """
-    largest = args.max_batch or args.batch
-    if largest < args.batch:
-        raise UsageError(f"--max-batch is {largest}; it must be at least --batch, {args.batch}")
-    for unit in args.units:
-        _print_table(_measured(args, unit, range(args.batch, largest + 1, args.increment), None))
+    smallest = args.batch or 1
+    largest = args.max_batch or smallest
+    if largest < smallest:
+        raise UsageError(f"--max-batch is {largest}; it must be at least --batch, {smallest}")
+    _measure(args, range(smallest, largest + 1, args.increment), None)
     return 0
 
 
@@ -170,44 +146,45 @@ def plan(args: argparse.Namespace) -> int:
     """
     from multi_dnn_ros.partition.plan import make_plan, plan_subsets
 
-    options.check_writable("--report", args.report)
     tables = _stored_tables(args)
     best = make_plan(tables, args.batch, args.search)
     subsets = plan_subsets(tables, args.batch, args.search)
-    rows = [{"unit": unit, "images": count, "predicted_ms": best.ms[unit]} for unit, count in best.images.items()]
-    print(f"{rows_table(rows)}\n\n{rows_table(_subset_rows(subsets, {}))}")
-    subset_plans = [_plan_json(each) for each in subsets.values() if each]
-    about = {"model": args.model, "precision": args.precision}
-    write_figures(args.report, {**about, "plan": _plan_json(best), "subsets": subset_plans})
+    print(rows_table([
+        {"unit": unit, "images": count, "predicted_ms": best.ms[unit]} for unit, count in best.images.items()
+    ]))  # fmt: skip
+    print(f"\n{rows_table([_subset_row(units, each) for units, each in subsets.items()])}")
+    about = {"model": args.model, "precision": args.precision, "plan": _plan_json(best)}
+    write_figures(args.report, {**about, "subsets": [_plan_json(each) for each in subsets.values() if each]})
     return 0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a batch on several units, as planned.
+    """Run a batch on the units by a plan, and time it.
 
-    The batch is divided as by `multi-dnn partition plan`, run once to warm up and then --repeats times. Each unit runs
-    in a process of its own. Outputs are in the order of the inputs.
-
-    If a unit fails, or its process is killed, the command ends with an error and writes nothing: repeat it with the
-    other units. --compare also runs every subset of the units, and fails if their outputs differ by more than the
-    precision allows.
+    Each unit is a process that holds the network. The batch is run --repeats times; the times printed are those of the
+    round of median length. With --compare every subset of the units runs the batch, too, and the command fails if its
+    outputs differ by more than the precision allows.
 
     examples:
       multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
+      multi-dnn partition run torchvision:resnet18 --weights IMAGENET1K_V1 --input images.npy --output logits.npz
     """
-    options.check_writable("--output", args.output)
-    options.check_writable("--report", args.report)
     if args.input is None and args.batch is None:
         raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
-    if args.output is not None and not args.weights and networks.takes_weights(args.model):
+    if args.output is not None and not args.weights and takes_weights(args.model):
         raise UsageError(f"--output needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random")
     import numpy as np
     import torch
 
+    from multi_dnn_ros.backends.precision import PRECISIONS
     from multi_dnn_ros.common.atomic_files import atomic_write
     from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.partition.plan import make_plan, plan_subsets
+    from multi_dnn_ros.partition.pool import UnitPool
+    from multi_dnn_ros.partition.run import BatchRunner, check_outputs
+    from multi_dnn_ros.partition.tables import table_path
     from multi_dnn_ros.partition.units import check_available, parse_units
+    from multi_dnn_ros.partition.worker import NetworkRequest
     from multi_dnn_ros.planning.batch_units import sharing_warnings
 
     tables = _stored_tables(args)
@@ -222,68 +199,62 @@ def run(args: argparse.Namespace) -> int:
     for warning in sharing_warnings([unit for unit in units if best.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     subsets = plan_subsets(tables, batch, args.search) if args.compare else {}
-    runs, outputs = _run_plans(args, units, tables, images, {tuple(tables): best, **subsets})
+    runs: dict[tuple[str, ...], BatchRun] = {}
+    outputs: tuple[Tensor, ...] = ()
+    # Both outputs that are compared may deviate from those in float32.
+    allowed = 2 * max(PRECISIONS[args.precision].tolerance(torch.device(unit.device)) for unit in units)
+    with UnitPool(units, NetworkRequest(args.model, args.precision, args.weights, (shape[2], shape[1]))) as pool:
+        for unit, table in pool.tables.items():
+            table.check_same(tables[unit], table_path(args.tables, args.model, unit, args.precision))
+        runner = BatchRunner(pool, images)
+        for subset, each in {tuple(tables): best, **subsets}.items():
+            if each is not None:
+                with progress_bar(f"{batch} images on {' + '.join(subset)}") as progress:
+                    runs[subset] = runner.run(each, args.repeats, progress)
+                outputs = outputs or tuple(output.clone() for output in runner.outputs)
+                check_outputs(" + ".join(subset), runner.outputs, outputs, allowed)
     done = runs[tuple(tables)]
     print(rows_table([
-        {"unit": share.unit, "images": share.images, "predicted_ms": done.plan.ms[share.unit],
+        {"unit": share.unit, "images": share.images, "predicted_ms": best.ms[share.unit],
          "measured_ms": share.end_ms, **asdict(share.times)}
         for share in done.typical
     ]))  # fmt: skip
     print(f"\npredicted {best.total_ms:.4g} ms, measured {done.total_ms:.4g} ms "
           f"({done.total_ms / best.total_ms - 1:+.1%}), {1e3 * batch / done.total_ms:.4g} images/s")  # fmt: skip
     if args.compare:
-        print(f"\n{rows_table(_subset_rows(subsets, runs))}")
+        rows = [{**_subset_row(units, each), "measured_ms": each and runs[units].total_ms}
+                for units, each in subsets.items()]  # fmt: skip
+        print(f"\n{rows_table(rows)}")
     if args.output is not None:
         arrays: dict[str, Any] = {f"output_{index}": output.numpy() for index, output in enumerate(outputs)}
         with atomic_write(args.output) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
         print(f"outputs written to {args.output}")
+    measured = [
+        {**_plan_json(each.plan), "measured_ms": each.total_ms, "rounds": [list(map(asdict, it)) for it in each.rounds]}
+        for each in runs.values()
+    ]
     about = {"model": args.model, "precision": args.precision, "batch": batch}
-    write_figures(args.report, {**about, "run": _run_json(done), "subsets": list(map(_run_json, runs.values()))})
+    write_figures(args.report, {**about, "run": measured[0], "subsets": measured})
     return 0
 
 
-def _run_plans(
-    args: argparse.Namespace, units: Sequence[Unit], tables: Mapping[str, BatchTable], images: Tensor, plans: Plans
-) -> tuple[Runs, tuple[Tensor, ...]]:
-    """The runs of all plans, by units, and the outputs of the first. Raises CommandError if others differ from them."""
-    import torch
-
-    from multi_dnn_ros.backends.precision import PRECISIONS as FORMATS
-    from multi_dnn_ros.partition.pool import UnitPool
-    from multi_dnn_ros.partition.run import BatchRunner, check_outputs
-    from multi_dnn_ros.partition.tables import table_path
-    from multi_dnn_ros.partition.worker import NetworkRequest
-
-    runs: Runs = {}
-    outputs: tuple[Tensor, ...] = ()
-    height, width = images.shape[2:]
-    # Both outputs that are compared may deviate from those in float32.
-    allowed = 2 * max(FORMATS[args.precision].tolerance(torch.device(unit.device)) for unit in units)
-    with UnitPool(units, NetworkRequest(args.model, args.precision, args.weights, (width, height))) as pool:
-        for unit, table in pool.tables.items():
-            table.check_same(tables[unit], table_path(args.tables, args.model, unit, args.precision))
-        runner = BatchRunner(pool, images)
-        for subset, each in plans.items():
-            if each is None:
-                continue
-            with progress_bar(f"{len(images)} images on {' + '.join(subset)}") as progress:
-                runs[subset] = runner.run(each, args.repeats, progress)
-            outputs = outputs or tuple(output.clone() for output in runner.outputs)
-            check_outputs(" + ".join(subset), runner.outputs, outputs, allowed)
-    return runs, outputs
-
-
-def _measured(args: argparse.Namespace, unit: Unit, batches: Sequence[int], folder: Path | None) -> BatchTable:
+def _measure(args: argparse.Namespace, batches: Iterable[int], folder: Path | None) -> None:
+    """Measure these batch sizes on every unit and print them. folder: of the tables; None: only copies."""
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.partition.measure import measure_unit
+    from multi_dnn_ros.partition.tables import table_path
     from multi_dnn_ros.partition.units import check_available
     from multi_dnn_ros.partition.worker import NetworkRequest
 
     check_available(args.units, args.precision)  # all of them, before the first is measured for minutes
-    with progress_bar(unit="size") as progress:
-        network = NetworkRequest(args.model, args.precision, args.weights, args.size)
-        return measure_unit(unit, network, batches, args.repeats, folder, provenance(), progress)
+    network = NetworkRequest(args.model, args.precision, args.weights, args.size)
+    for unit in args.units:
+        with progress_bar(unit="size") as progress:
+            table = measure_unit(unit, network, list(batches), args.repeats, folder, provenance(), progress)
+        _print_table(table)
+        if folder is not None:
+            print(f"\nwritten to {table_path(folder, args.model, unit.name, args.precision)}")
 
 
 def _stored_tables(args: argparse.Namespace) -> dict[str, BatchTable]:
@@ -317,19 +288,10 @@ def _print_table(table: BatchTable) -> None:
         print(f"out of memory with {table.too_large} images")
 
 
-def _subset_rows(plans: Plans, runs: Runs) -> list[dict[str, Any]]:
-    """Predicted and, after a run, measured times of subsets."""
-    return [
-        {"units": " + ".join(subset), "images": " + ".join(map(str, each.images.values())) if each else "too many",
-         "predicted_ms": each and each.total_ms, **({"measured_ms": each and runs[subset].total_ms} if runs else {})}
-        for subset, each in plans.items()
-    ]  # fmt: skip
+def _subset_row(units: tuple[str, ...], each: Plan | None) -> Mapping[str, Any]:
+    shares = " + ".join(map(str, each.images.values())) if each else "too many"
+    return {"units": " + ".join(units), "images": shares, "predicted_ms": each and each.total_ms}
 
 
 def _plan_json(made: Plan) -> dict[str, Any]:
     return {"images": dict(made.images), "unit_ms": dict(made.ms), "predicted_ms": made.total_ms}
-
-
-def _run_json(done: BatchRun) -> dict[str, Any]:
-    rounds = [[asdict(share) for share in shares] for shares in done.rounds]
-    return {**_plan_json(done.plan), "measured_ms": done.total_ms, "rounds": rounds}

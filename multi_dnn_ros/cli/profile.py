@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli import networks, options
 from multi_dnn_ros.cli.figures import progress_bar, rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, add_command, check_writable, natural, positive, positive_float
+from multi_dnn_ros.cli.options import Commands, add_command, add_options, natural, positive, positive_float
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
@@ -40,77 +40,59 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     actions = options.add_subcommands(add_command(commands, "profile", __doc__), "action")
 
     parser = add_command(actions, "layers", layers.__doc__, layers)
-    networks.add_model(parser, "+", "networks to profile")
+    add_options(parser, "model", "--size")
     add = parser.add_argument
-    options.add_size(parser)
-    add("--jobs", type=positive, default=4, metavar="N",
-        help="jobs that the network is cut into (default: %(default)s)")  # fmt: skip
+    add("--jobs", type=positive, default=4, metavar="N", help="jobs that the network is cut into (default: 4)")
     add("--cut", choices=("estimate", "measured", "predicted"), default="estimate",
         help="what is balanced between the jobs: estimated cost (operations and bytes), measured or predicted times "
         "(default: %(default)s)")  # fmt: skip
-    add("--predictor", type=Path, metavar="JSON",
-        help="for --cut predicted: predictor.json of `multi-dnn profile learn`")  # fmt: skip
-    _add_target(parser, repeats=25, threads="0; with --predictor: as many as it was trained with")
-    add("--output", type=Path, metavar="DIR",
-        help="folder for profile.json, layers.csv and roofline.png; with several models a subfolder each")  # fmt: skip
+    add_options(parser, "--predictor")
+    _add_target(parser, repeats=25)
+    add_options(parser, "--output", metavar="DIR", help="folder for profile.json, layers.csv and roofline.png")
 
     parser = add_command(actions, "contention", contention.__doc__, contention)
-    networks.add_model(parser, "+", "networks to time")
-    add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="CSV", help="table to write or to continue")
-    add("--levels", type=lambda text: tuple(dict.fromkeys(map(natural, text.split(",")))),
-        default=(0, 1, 2, 4, 8), metavar="N,...",
-        help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
-    _add_target(parser, repeats=10, threads="1")
+    add_options(parser, "models")
+    add_options(parser, "--output", metavar="CSV", required=True, help="table to write or to continue")
+    parser.add_argument("--levels", type=lambda text: tuple(dict.fromkeys(map(natural, text.split(",")))),
+                        default=(0, 1, 2, 4, 8), metavar="N,...",
+                        help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
+    _add_target(parser, repeats=10, threads=1)
 
-    add = add_command(actions, "learn", learn.__doc__, learn, libraries=("sklearn",)).add_argument
-    add("tables", metavar="CSV", nargs="+", type=Path, help="tables of `multi-dnn profile contention`")
-    add("--output", type=Path, required=True, metavar="DIR", help="folder for predictor.json and learnt.json")
+    parser = add_command(actions, "learn", learn.__doc__, learn, libraries=("sklearn",))
+    parser.add_argument("tables", metavar="CSV", nargs="+", type=Path, help="tables of `multi-dnn profile contention`")
+    add_options(parser, "--output", metavar="DIR", required=True, help="folder for predictor.json and learnt.json")
 
     parser = add_command(actions, "fit", fit.__doc__, fit)
-    options.add_params_file(parser)
-    options.add_device(parser, default=None)
-    add = parser.add_argument
-    add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
-        help=f"frames per second of a camera; may be repeated (default: the camera's parameter rate_hz, "
-        f"or {_RATE:g})")  # fmt: skip
-    add("--predictor", type=Path, metavar="JSON",
-        help="predictor.json of `multi-dnn profile learn` (default: that of the parameter file)")  # fmt: skip
-    options.add_output(parser, "write times and verdict to this JSON file")
+    add_options(parser, "--params-file", "--predictor", "--output")
+    add_options(parser, "--device", **options.CONFIGURED_DEVICE)
+    parser.add_argument("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
+                        help="frames per second of a camera; may be repeated (default: the camera's parameter "
+                        f"rate_hz, or {_RATE:g})")  # fmt: skip
 
     parser = add_command(actions, "training", training.__doc__, training)
-    networks.add_model(parser, what="network to train")
-    options.add_size(parser)
-    options.add_device(parser)
+    add_options(parser, "model", "--size", "--device")
     add = parser.add_argument
     add("--processes", type=positive, metavar="N",
         help="processes, each on its own GPU or on a part of the CPU's cores (default: one per GPU, or 2)")  # fmt: skip
-    add("--batch", type=positive, default=8, metavar="N", help="images per process (default: %(default)s)")
-    add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
-        help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
-    options.add_repeats(parser, 10, "steps of each kind")
+    add_options(parser, "--batch", default=8, help="images per process (default: 8)")
+    add_options(parser, "--precision", choices=TRAINING_PRECISIONS, default="bf16",
+                help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: bf16)")  # fmt: skip
+    add_options(parser, "--repeats", default=10)
     add("--bucket-mib", type=positive_float, default=25.0, metavar="MIB",
         help="size of the messages, which hold the gradients of several layers (default: %(default)s)")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="folder for training.json and layers.csv")
+    add_options(parser, "--output", metavar="DIR", help="folder for training.json and layers.csv")
 
 
-def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: str) -> None:
-    group = parser.add_argument_group("how to measure")
-    options.add_device(group)
-    networks.add_target(group)
-    add = group.add_argument
-    add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
-    add("--threads", type=natural, metavar="N",
-        help=f"threads inside one CPU operation; 0: one per core (default: {threads})")  # fmt: skip
-    options.add_repeats(group, repeats)
+def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: int = 0) -> None:
+    add_options(parser, "--device", "--backend", "--precision")
+    add_options(parser, "--batch", default=1)
+    add_options(parser, "--threads", default=threads, help="CPU threads; 0: one per core (default: %(default)s)")
+    add_options(parser, "--repeats", default=repeats)
 
 
 @contextmanager
-def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
-    """The device and backend of the options. PyTorch uses --threads threads inside the context.
-
-    threads: number if --threads is not given; 0: one per core.
-    """
+def _open_target(args: argparse.Namespace) -> Iterator[Target]:
+    """The device and backend of the options. PyTorch uses --threads threads inside the context."""
     import torch
 
     from multi_dnn_ros.common.resources import cpu_count
@@ -118,15 +100,14 @@ def _open_target(args: argparse.Namespace, threads: int) -> Iterator[Target]:
     from multi_dnn_ros.profiling.torch_threads import torch_threads
 
     target = networks.read_target(args)
-    wanted = threads if args.threads is None else args.threads
     if busy := busy_warning(target.device):
         print(f"warning: {busy}")
-    with torch_threads(wanted or (cpu_count() if target.device.type == "cpu" else torch.get_num_threads())):
+    with torch_threads(args.threads or (cpu_count() if target.device.type == "cpu" else torch.get_num_threads())):
         yield target
 
 
 def layers(args: argparse.Namespace) -> int:
-    """Time every layer and job of networks, compared with the device's limits.
+    """Time every layer and job of a network, compared with the device's limits.
 
     Every layer is timed by the backend that serves it, with the data that it finds in the network. The bound of a layer
     is that of the roofline model: the longer of its arithmetic at the device's highest rate and its bytes at the
@@ -137,12 +118,9 @@ def layers(args: argparse.Namespace) -> int:
     """
     if args.output is not None:
         require("--output", "matplotlib")
-        check_writable("--output", args.output / "profile.json")
-        if len({Path(model).name for model in args.models}) < len(args.models):
-            raise UsageError("--output: two models have the same name; profile them separately")
     if (args.cut == "predicted") != (args.predictor is not None):
         raise UsageError("--cut predicted and --predictor must be given together")
-    networks.check_files("", [], *args.models)
+    networks.check_files(args)
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.planning.predictor import read_predictor
     from multi_dnn_ros.profiling import layer_profile
@@ -150,25 +128,22 @@ def layers(args: argparse.Namespace) -> int:
     from multi_dnn_ros.profiling.network import load
 
     predictor = None if args.predictor is None else read_predictor(args.predictor)
-    with _open_target(args, threads=predictor.threads if predictor is not None else 0) as target:
-        found = [load(model, size=args.size) for model in args.models]
-        limits = measure_limits(target)
-        for network in found:
-            with progress_bar(network.name) as progress:
-                profile = layer_profile.profile_network(
-                    network, target, limits, jobs=args.jobs, measured_cut=args.cut == "measured",
-                    predictor=predictor, progress=progress,
-                )  # fmt: skip
-            print(f"\n{profile.model}: {len(profile.layers)} layers, {profile.target}\n")
-            for text in (layer_profile.layer_table, layer_profile.kind_table, layer_profile.job_table):
-                print(text(profile), end="\n\n")
-            print(*layer_profile.closing_lines(profile), sep="\n")
-            if profile.unpredicted:
-                print(f"cut by estimated cost, because the predictor does not cover it: {profile.unpredicted[0]}")
-            if args.output is not None:
-                name = Path(network.name).name.replace(":", "_") if len(found) > 1 else ""
-                layer_profile.write_profile(args.output / name, profile, **provenance(), cut=args.cut)
-                print(f"written to {args.output / name}")
+    if predictor is not None and not args.threads:
+        args.threads = predictor.threads
+    with _open_target(args) as target, progress_bar(args.model) as progress:
+        profile = layer_profile.profile_network(
+            load(args.model, size=args.size), target, measure_limits(target), jobs=args.jobs,
+            measured_cut=args.cut == "measured", predictor=predictor, progress=progress,
+        )  # fmt: skip
+    print(f"{profile.model}: {len(profile.layers)} layers, {profile.target}\n")
+    for text in (layer_profile.layer_table, layer_profile.kind_table, layer_profile.job_table):
+        print(text(profile), end="\n\n")
+    print(*layer_profile.closing_lines(profile), sep="\n")
+    if profile.unpredicted:
+        print(f"cut by estimated cost, because the predictor does not cover it: {profile.unpredicted[0]}")
+    if args.output is not None:
+        layer_profile.write_profile(args.output, profile, **provenance(), cut=args.cut)
+        print(f"written to {args.output}")
     return 0
 
 
@@ -188,13 +163,12 @@ def contention(args: argparse.Namespace) -> int:
     examples:
       multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv
     """
-    check_writable("--output", args.output)
-    networks.check_files("", [], *args.models)
+    networks.check_files(args)
     from multi_dnn_ros.profiling.contention import loads_of, machine_of, measure_contention
     from multi_dnn_ros.profiling.limits import measure_limits
     from multi_dnn_ros.profiling.network import load
 
-    with _open_target(args, threads=1) as target:
+    with _open_target(args) as target:
         found = [load(model) for model in args.models]
         machine = machine_of(target, measure_limits(target))
         with progress_bar("contention", "load") as progress:
@@ -216,7 +190,6 @@ def learn(args: argparse.Namespace) -> int:
     examples:
       multi-dnn profile learn samples.csv --output out/learnt
     """
-    check_writable("--output", args.output / "predictor.json")
     from tqdm import tqdm
 
     from multi_dnn_ros.common.reporting import provenance
@@ -240,13 +213,12 @@ def learn(args: argparse.Namespace) -> int:
     best = predictor.provenance["regressor"]
     print(f"chosen: {best}, for {predictor.device}, {predictor.backend}")
     write_predictor(args.output / "predictor.json", predictor)
-    errors = [scores.model_dump() for scores in predictor.scores]
-    importance = [{**vars(each), "text": each.text()} for each in found]
-    about = {key: predictor.provenance[key] for key in ("models", "samples", "regressor")}
-    write_figures(
-        args.output / "learnt.json", {**about, "median_absolute_errors": errors, "importances": importance},
-        device=predictor.device, backend=predictor.backend,
-    )  # fmt: skip
+    write_figures(args.output / "learnt.json", {
+        "device": predictor.device, "backend": predictor.backend,
+        **{key: predictor.provenance[key] for key in ("models", "samples", "regressor")},
+        "median_absolute_errors": [scores.model_dump() for scores in predictor.scores],
+        "importances": [{**vars(each), "text": each.text()} for each in found],
+    })  # fmt: skip
     return 0
 
 
@@ -263,7 +235,6 @@ def fit(args: argparse.Namespace) -> int:
     examples:
       multi-dnn profile fit --params-file my_robot.yaml --rate front=30
     """
-    check_writable("--output", args.output)
     config = options.read_config(args, **({} if args.predictor is None else {"predictor": str(args.predictor)}))
     rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
     for camera, hz in args.rate:
@@ -298,9 +269,7 @@ def training(args: argparse.Namespace) -> int:
     examples:
       multi-dnn profile training torchvision:resnet50 --processes 2 --batch 64 --output out/training
     """
-    if args.output is not None:
-        check_writable("--output", args.output / "training.json")
-    networks.check_files("", [], args.model)
+    networks.check_files(args)
     # Read when PyTorch is loaded: its profiler reports an error on machines without a GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     import torch

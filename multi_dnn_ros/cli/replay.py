@@ -14,14 +14,9 @@ several hosts the folders must have the same paths everywhere.
 
 To play a recording to a node, as on the robot: ros2 launch multi_dnn_ros replay.launch.py bag:=drive
 
-Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording or,
-with --cluster, a failed recording; 2 wrong usage.
-
 examples:
-  multi-dnn replay drive/ results/
   multi-dnn replay drive.mcap results --overlay results.mp4
   multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
-  multi-dnn replay drive results --with-input --storage sqlite3
   multi-dnn replay drives/ results --cluster --gpus 0.25
 """
 
@@ -34,7 +29,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import rows_table
@@ -53,13 +48,11 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
         help="recording to read: a rosbag2 folder, .mcap or .db3 file; with --cluster, a folder of them")  # fmt: skip
     add("out_bag", type=Path, metavar="OUT_BAG",
         help="folder of the new recording; must not exist, except with --cluster")  # fmt: skip
-    options.add_params_file(parser)
+    options.add_options(parser, "--params-file", "--node")
     add("--topic", type=_assignment, action="append", default=[], metavar="CAMERA:=TOPIC",
         help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
         "topic)")  # fmt: skip
-    add("--node", type=options.node_name, default="/multi_dnn", metavar="NAME",
-        help="full name of the node in the topics of the results (default: %(default)s)")  # fmt: skip
-    options.add_device(parser, default=None)
+    options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH",
@@ -76,8 +69,6 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
     if args.cluster is not None:
-        if args.overlay is not None:
-            raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
         return _run_cluster(args)
     if args.gpus:
         raise UsageError("--gpus needs --cluster")
@@ -90,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
     configure_malloc()
     from multi_dnn_ros.common.processes import interrupts
-    from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.replay.bag_reader import BagReader, recorded_topics
     from multi_dnn_ros.replay.bag_writer import BagWriter
     from multi_dnn_ros.replay.replay import configured_replay
@@ -113,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
 
         def finish_frame(outcome: FrameOutcome) -> None:
-            if overlays and any(isinstance(end, Result) for end in outcome.in_order()):
+            if overlays and outcome.results():
                 overlays[outcome.frame.camera].write(outcome.drawn(replay.kinds), outcome.frame.stamp_ns)
             bar.update()
 
@@ -156,57 +146,61 @@ def _assignment(text: str) -> tuple[str, str]:
 
 def _run_cluster(args: argparse.Namespace) -> int:
     """Replay every recording that has no results yet. Returns 1 if one failed or is damaged."""
+    if args.overlay is not None:
+        raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
     from tqdm import tqdm
 
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.fleet.ray_cluster import alive_hosts, connected, ray_reason
 
-    output, given = args.out_bag.absolute(), _replay_options(args)
+    source, output, gpus = args.in_bag.absolute(), args.out_bag.absolute(), args.gpus
     manifest = output / "manifest.json"
-    recordings = dict(_recordings(args.in_bag.absolute(), args.in_bag.absolute(), output))
+    recordings = dict(_recordings(source, source, output))
     if not recordings:
         raise UsageError(f"IN_BAG {args.in_bag} holds no recording; with --cluster it is a folder of recordings")
+    # The options of each replay, whose process has another working folder.
+    words = ["--storage", args.storage, "--node", args.node, *["--with-input"] * args.with_input]
+    words += ["--params-file", str(args.params_file.absolute())] if args.params_file is not None else []
+    words += ["--device", args.device] if args.device is not None else []
+    words += [word for camera, topic in args.topic for word in ("--topic", f"{camera}:={topic}")]
     if manifest.is_file():
-        if (before := json.loads(manifest.read_text(encoding="utf-8"))["options"]) != given:
-            raise UsageError(f"{manifest} belongs to replays with options {before}, not {given}; name a new folder")
+        if (before := json.loads(manifest.read_text(encoding="utf-8"))["options"]) != words:
+            raise UsageError(f"{manifest} belongs to replays with options {before}, not {words}; name a new folder")
     elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"OUT_BAG {output} already exists and has no {manifest.name}; name a new folder")
-    content: dict[str, Any] = {"options": given, **provenance(), "recordings": {}}
-    gpus = args.gpus
+    outcomes: dict[str, dict[str, str]] = {}
     with connected(args.cluster) as ray, tqdm(total=len(recordings), unit="recording", disable=None) as bar:
         if not any(host.get("CPU", 0) >= 1 and host.get("GPU", 0) >= gpus for host in alive_hosts(ray)):
             raise CommandError(f"no host of the cluster has the CPU core and the {gpus:g} GPUs for one replay")
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=2)(replay_one)
-        pending = {task.remote(str(path), str(output / name), given): name for name, path in recordings.items()}
+        pending = {task.remote(str(path), str(output / name), words): name for name, path in recordings.items()}
         while pending:
             (ended,), _ = ray.wait(list(pending), num_returns=1)
             name = pending.pop(ended)
             try:
-                entry = ray.get(ended)
+                outcomes[name] = ray.get(ended)
             except ray.exceptions.RayError as error:
-                entry = {"status": "failed", "message": ray_reason(error)}
-            content["recordings"][name] = entry
-            write_json(manifest, content)
+                outcomes[name] = {"status": "failed", "message": ray_reason(error)}
+            write_json(manifest, {"options": words, **provenance(), "recordings": outcomes})
             bar.update(1)
-            if entry["status"] != "done":
-                bar.write(f"{name}: {entry['status']}: {entry['message']}", file=sys.stderr)
-    found = [entry["status"] for entry in content["recordings"].values()]
+            if outcomes[name]["status"] != "done":
+                bar.write("{}: {status}: {message}".format(name, **outcomes[name]), file=sys.stderr)
+    found = [outcome["status"] for outcome in outcomes.values()]
     counts = ", ".join(f"{found.count(status)} {status}" for status in ("done", "damaged", "failed"))
     print(f"{len(found)} recordings: {counts}\nwritten to {output}; {manifest.name} lists the recordings")
     return 0 if found.count("done") == len(found) else 1
 
 
-def replay_one(recording: str, output: str, words: list[str]) -> dict[str, Any]:
+def replay_one(recording: str, output: str, words: list[str]) -> dict[str, str]:
     """One replay, in a process of the cluster. What it prints is appended to a log beside the results.
 
     Results get their name only when they are complete, so those that exist are not computed again.
     """
     from multi_dnn_ros.cli.main import main
 
-    target = Path(output)
-    log = target.with_name(f"{target.name}.log")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists():
+    summary, log = Path(output, "summary.json"), Path(f"{output}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if not summary.is_file():
         with (
             log.open("a", buffering=1, encoding="utf-8") as file,
             contextlib.redirect_stdout(file),
@@ -214,10 +208,10 @@ def replay_one(recording: str, output: str, words: list[str]) -> dict[str, Any]:
             contextlib.suppress(SystemExit),
         ):
             main(["replay", recording, output, *words])
-    if not (target / "summary.json").is_file():
-        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return {"status": "failed", "message": f"{lines[-1].strip() if lines else 'no output'} ({log.name})"}
-    damage = json.loads((target / "summary.json").read_text(encoding="utf-8"))["input_damage"]
+    if not summary.is_file():
+        lines = log.read_text(encoding="utf-8").splitlines()
+        return {"status": "failed", "message": f"{lines[-1] if lines else 'no output'} ({log.name})"}
+    damage = json.loads(summary.read_text(encoding="utf-8"))["input_damage"]
     return {"status": "damaged" if damage else "done", "message": "; ".join(damage)}
 
 
@@ -230,11 +224,3 @@ def _recordings(folder: Path, root: Path, output: Path) -> Iterator[tuple[str, P
             yield from _recordings(path, root, output)
         elif path.suffix in (".mcap", ".db3") and not path.name.startswith("."):  # a Mac's ._name
             yield str(path.relative_to(root).with_suffix("")), path
-
-
-def _replay_options(args: argparse.Namespace) -> list[str]:
-    """The options of each replay. Other processes have other working folders."""
-    words = ["--storage", args.storage, "--node", args.node, *["--with-input"] * args.with_input]
-    words += ["--params-file", str(args.params_file.absolute())] if args.params_file is not None else []
-    words += ["--device", args.device] if args.device is not None else []
-    return words + [word for camera, topic in args.topic for word in ("--topic", f"{camera}:={topic}")]

@@ -11,7 +11,7 @@ import filelock
 
 from multi_dnn_ros.cli import networks, options
 from multi_dnn_ros.cli.figures import rows_table, write_figures
-from multi_dnn_ros.cli.options import Commands, add_command, check_writable, fraction, not_negative, positive
+from multi_dnn_ros.cli.options import Commands, add_command, add_options, fraction, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
 
@@ -35,8 +35,6 @@ Several processes, on several GPUs or on a CPU:
 
 examples:
   multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
-  multi-dnn retrain lane.safetensors --output new.safetensors --data road --data lanes:my_lanes --teacher builtin:lane
-  multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --teacher big.safetensors
   multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
   multi-dnn retrain people.pt2 --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
@@ -45,13 +43,9 @@ examples:
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = add_command(commands, "retrain", _TEXT, run, libraries=("pycocotools",))
-    networks.add_model(parser, what="network to train, often a file of `multi-dnn decompose`")
-    add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="FILE", help="file to write; an existing file is replaced")
-    networks.add_data(parser)
-    add("--report", type=Path, metavar="FOLDER",
-        help="write retrain.json to this folder: settings, scores and the history (default: none)")  # fmt: skip
-    networks.add_network(parser.add_argument_group("network"))
+    add_options(parser, "model", help=f"network to train, often a file of `multi-dnn decompose`: {options.MODEL_HELP}")
+    add_options(parser, "--output", metavar="FILE", required=True, help="file to write; an existing one is replaced")
+    add_options(parser, "--data", "--scenes", "--device", "--report", *options.NETWORK)
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL",
         help="network whose outputs are also training targets, such as the original (default: none)")  # fmt: skip
@@ -60,40 +54,31 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     schedule = parser.add_argument_group("schedule")
     add = schedule.add_argument
     add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
-    add("--batch-size", type=positive, default=64, metavar="N",
-        help="images per step, over all processes together (default: %(default)s)")  # fmt: skip
+    add_options(schedule, "--batch-size", help="images per step, over all processes together (default: 64)")
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer (default: %(default)s)")
     add("--lr", type=options.positive_float, default=1e-3, metavar="X",
         help="maximum learning rate; it decays to zero along a cosine (default: %(default)s)")  # fmt: skip
-    add("--weight-decay", type=not_negative, default=0.02, metavar="X", help="weight decay (default: %(default)s)")
     add("--label-smoothing", type=fraction, default=0.1, metavar="X",
         help="for classifiers: label smoothing, 0..1 (default: %(default)s)")  # fmt: skip
     add("--average", type=fraction, default=0.999, metavar="X",
         help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
-    add("--mix", type=fraction, default=0.0, metavar="X",
-        help="for classifiers: fraction of the batches in which CutMix combines images, 0..1; useful in long training "
-        "(default: %(default)s)")  # fmt: skip
-    add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
-        help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
-    options.add_seed(schedule, "order, augmentation and dropout")
+    add_options(schedule, "--precision", choices=TRAINING_PRECISIONS, default="bf16",
+                help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: bf16)")  # fmt: skip
+    add_options(schedule, "--seed", help="random seed of order, augmentation and dropout (default: 0)")
     add("--checkpoint", type=Path, metavar="FILE",
-        help="file for the state of training, written after every epoch; if it exists, training continues from it; "
-        "FILE.lock keeps a second command from writing it at the same time; it takes up to five times the network's "
-        "size, twice that while it is written")  # fmt: skip
+        help="file for the state of training, written after every epoch, up to ten times the network's size; if it "
+        "exists, training continues from it; FILE.lock keeps a second command from writing it")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
-    networks.check_files(args.weights, args.data, args.model, *([args.teacher] if args.teacher else []))
+    networks.check_files(args, args.data)
     from multi_dnn_ros.serving.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain
 
-    report = args.report and args.report / "retrain.json"
-    check_writable("--report", report)
-    check_writable("--checkpoint", args.checkpoint)
-    networks.check_weights(args, args.model, *([args.teacher] if args.teacher else []))
+    networks.check_weights(args)
     if args.teacher and args.weights == "random" and networks.takes_weights(args.teacher):
         raise UsageError(
             f"--teacher {args.teacher} would have random weights (--weights random); name a trained network"
@@ -101,13 +86,12 @@ def run(args: argparse.Namespace) -> int:
     if args.checkpoint is not None and args.checkpoint.absolute() == args.output.absolute():
         raise UsageError(f"--checkpoint and --output are both {args.output}; expected two different files")
     student = networks.read_trainable(args, args.model, smoothing=args.label_smoothing)
-    networks.check_output(args.output, args.model, student.source)
+    networks.check_suffix(args.output, args.model, student.source)
     teacher = networks.read_trainable(args, args.teacher) if args.teacher else None
     sets = networks.read_data(args, student)
     schedule = Schedule(
-        args.epochs, args.lr, args.optimizer, args.weight_decay, ema=args.average, precision=args.precision,
-        seed=args.seed, mix=args.mix,
-    )  # fmt: skip
+        args.epochs, args.lr, args.optimizer, ema=args.average, precision=args.precision, seed=args.seed
+    )
     with distributed.process_group(str(choose_device(args.device, "--device is"))) as device, ExitStack() as stack:
         first = distributed.rank() == 0
         if first and args.checkpoint is not None:
@@ -133,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     epoch = training["kept_epoch"] + 1
     kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
     print(f"{kept}, {training['seconds']:.0f} s of training; written to {args.output}")
-    write_figures(report, {"model": args.model, "training": training})
+    write_figures(args.report and args.report / "retrain.json", {"model": args.model, "training": training})
     return 0
 
 

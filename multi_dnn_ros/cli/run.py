@@ -20,12 +20,12 @@ import os
 import signal
 from pathlib import Path
 
-from multi_dnn_ros.cli.options import Commands, add_command, add_params_file
+from multi_dnn_ros.cli.options import Commands, add_command, add_options
 
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    add_params_file(add_command(commands, "run", __doc__, run, takes_ros_args=True))
+    add_options(add_command(commands, "run", __doc__, run, takes_ros_args=True), "--params-file")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,10 +21,9 @@ from tqdm import tqdm
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
-from multi_dnn_ros.demo.output_folder import clear_output
 from multi_dnn_ros.demo.recorded_frames import Stream, last_statuses
 from multi_dnn_ros.demo.recorder import Recorder
-from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, RecordedDrive, report
+from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, RecordedDrive, clear_output, report
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.middleware import configure

@@ -12,14 +12,13 @@ import numpy.typing as npt
 from rclpy.serialization import deserialize_message
 
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.demo.video import found_names
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.ros.result_messages import class_names, message_class
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import ResultKind
-from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes
+from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes, boxes_of
 
 _SETTINGS = ImageSettings("front", 1 << 24)
 #: Class names of the true detections, by class_id.
@@ -47,14 +46,17 @@ class RecordedFrame:
     """
 
     stamp_ns: int
-    image: npt.NDArray[np.uint8] | None = None
+    image: npt.NDArray[np.uint8]
     truth: Detections | None = None
     lane_mask: npt.NDArray[np.uint8] | None = None
     results: dict[str, tuple[Decoded, float]] = field(default_factory=dict)
 
-    def count_results(self) -> int:
-        """Number of boxes and lane lines of all DNNs."""
-        return sum(len(found_names(output)) for output, _ in self.results.values())
+
+def found_names(output: Any) -> list[str]:
+    """The class of each box, or "line" for each lane line; empty for what cannot be counted, such as class masks."""
+    if (boxes := boxes_of(output)) is not None:
+        return [boxes.labels[class_id] for class_id in boxes.class_ids]
+    return ["line"] * len(output.lanes) if isinstance(output, Lanes) else []
 
 
 def recorded_frames(
@@ -66,40 +68,43 @@ def recorded_frames(
     later are not used.
     """
     truth, lane_mask = f"/{camera}/truth/detections", f"/{camera}/truth/lane_mask"
-    by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
     names: dict[str, Mapping[str, str]] = {}  # class names by class_id, for each LabelInfo topic
     for recorded in bag.messages({stream.label_info for stream in streams} & bag.topics.keys()):
         names[recorded.topic] = class_names(deserialize_message(recorded.data, message_class(recorded.msgtype)))
-    pending: dict[int, RecordedFrame] = {}
-    first_parts: dict[tuple[str, int], Any] = {}  # mask or points of a lane DNN, whichever arrived first
-    for recorded in bag.messages({image, truth, lane_mask, *by_topic} & bag.topics.keys()):
+
+    def frame(stamp_ns: int, parts: Mapping[str, tuple[Any, int]]) -> Iterator[RecordedFrame]:
+        if image not in parts:
+            return
+        found = RecordedFrame(stamp_ns, decode_compressed(parts[image][0], _SETTINGS))
+        if truth in parts:
+            found.truth = detections(parts[truth][0], LABELS, _TRUE_NAMES)
+        if lane_mask in parts:
+            found.lane_mask = _mono(parts[lane_mask][0])
+        for stream in streams:
+            if not parts.keys() >= set(stream.topics.values()):
+                continue
+            message = {name: parts[topic][0] for name, topic in stream.topics.items()}
+            if "mask" in message:
+                output: Decoded = lanes(message["mask"], message["points"])
+            elif stream.label_info in names:
+                output = detections(message["detections"], stream.labels, names[stream.label_info])
+            else:
+                raise LookupError(f"the recording holds no class names ({stream.label_info}) of DNN {stream.dnn}")
+            received_ns = max(parts[topic][1] for topic in stream.topics.values())
+            found.results[stream.dnn] = output, (received_ns - stamp_ns) / 1e6
+        yield found
+
+    wanted = {image, truth, lane_mask, *(topic for stream in streams for topic in stream.topics.values())}
+    pending: dict[int, dict[str, tuple[Any, int]]] = {}  # by stamp and topic: a message, and when it was received
+    for recorded in bag.messages(wanted & bag.topics.keys()):
         message = deserialize_message(recorded.data, message_class(recorded.msgtype))
         stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
-        frame = pending.setdefault(stamp_ns, RecordedFrame(stamp_ns))
-        if recorded.topic == image:
-            frame.image = decode_compressed(message, _SETTINGS)
-        elif recorded.topic == truth:
-            frame.truth = detections(message, LABELS, _TRUE_NAMES)
-        elif recorded.topic == lane_mask:
-            frame.lane_mask = _mono(message)
-        else:
-            stream, name = by_topic[recorded.topic]
-            latency_ms = (recorded.stamp_ns - stamp_ns) / 1e6
-            if name == "detections":
-                if stream.label_info not in names:
-                    raise LookupError(f"the recording holds no class names ({stream.label_info}) of DNN {stream.dnn}")
-                output = detections(message, stream.labels, names[stream.label_info])
-                frame.results[stream.dnn] = output, latency_ms
-            elif (other := first_parts.pop((stream.dnn, stamp_ns), None)) is None:
-                first_parts[stream.dnn, stamp_ns] = message
-            else:
-                mask, points = (message, other) if name == "mask" else (other, message)
-                frame.results[stream.dnn] = lanes(mask, points), latency_ms
+        pending.setdefault(stamp_ns, {})[recorded.topic] = message, recorded.stamp_ns
         if len(pending) > window:
-            oldest = pending.pop(min(pending))
-            if oldest.image is not None:
-                yield oldest
-    yield from (pending[stamp_ns] for stamp_ns in sorted(pending) if pending[stamp_ns].image is not None)
+            oldest = min(pending)
+            yield from frame(oldest, pending.pop(oldest))
+    for stamp_ns in sorted(pending):
+        yield from frame(stamp_ns, pending[stamp_ns])
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
+from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.demo.recorded_frames import (
     DnnFigures,
-    RecordedFrame,
     Stream,
+    found_names,
     frame_counts,
     last_statuses,
     recorded_frames,
@@ -31,8 +33,9 @@ NODE = "/multi_dnn"
 DIAGNOSTICS = "/diagnostics"
 #: Scores in the table, by their names in summary.json.
 _SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
-#: How long the last result of a DNN is drawn on frames without a result.
-_LAST_RESULT_NS = 1_000_000_000
+#: Empty file that marks a folder as that of a demo, and the files of one.
+_MARK = ".multi_dnn_demo"
+_FILES = ("overlay.mp4", "overlay.png", "summary.json", "node.log", "camera.log", "bag")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,26 @@ class RecordedDrive:
     image: str
     streams: Sequence[Stream]
     settings: Mapping[str, Any]
+
+
+def check_output(output: Path) -> None:
+    """Raise UsageError if clear_output() would delete what no demo has written."""
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; expected a folder")
+    if not (output / _MARK).is_file() and (found := [name for name in _FILES if (output / name).exists()]):
+        raise UsageError(
+            f"{output / found[0]} exists and is not of a demo; nothing is overwritten: choose another --output"
+        )
+
+
+def clear_output(output: Path) -> None:
+    """Create the folder, or remove the files of an earlier demo, and mark it. Raises what check_output() raises."""
+    check_output(output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / _MARK).touch()  # first, so that the files of a killed demo are recognized
+    for name in _FILES:
+        path = output / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bool) -> dict[str, Any]:
@@ -88,25 +111,17 @@ def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
     """Score and draw the frames one by one; only a few of them are in memory at once."""
     figures = {stream.dnn: DnnFigures(stream) for stream in recorded.streams}
     best: tuple[int, npt.NDArray[np.uint8]] | None = None
-    last: dict[str, RecordedFrame] = {}  # the last frame with a result of each DNN
     with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
         frames = recorded_frames(bag, recorded.camera, f"{recorded.image}/compressed", recorded.streams)
         for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
-            layers = []
-            for dnn, figure in figures.items():
-                figure.add(frame)
-                if dnn in frame.results:
-                    last[dnn] = frame
-                if dnn in last and frame.stamp_ns - last[dnn].stamp_ns <= _LAST_RESULT_NS:
-                    output, latency_ms = last[dnn].results[dnn]
-                    stale = last[dnn] is not frame
-                    layers.append(Layer(dnn, figure.stream.kind, output, latency_ms, stale=stale))
-            assert frame.image is not None
+            layers = [Layer(dnn, figures[dnn].stream.kind, *result) for dnn, result in frame.results.items()]
             picture = draw(frame.image, layers)
             video.write(picture, frame.stamp_ns)
-            value = frame.count_results()
-            if best is None or value > best[0]:
-                best = value, picture
+            for figure in figures.values():
+                figure.add(frame)
+            count = sum(len(found_names(output)) for output, _ in frame.results.values())
+            if best is None or count > best[0]:
+                best = count, picture
     if best is not None:
         save_picture(recorded.output / "overlay.png", best[1])
     return figures

@@ -1,9 +1,11 @@
-"""A video as a recording that can be replayed, and what the DNNs found in it."""
+"""The demo on a user's video: every frame goes through the DNNs, and what they find is drawn and counted."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,23 @@ from typing import Any
 from rclpy.serialization import serialize_message
 from rclpy.time import Time
 from std_msgs.msg import Header
+from tqdm import tqdm
 
 from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.camera.publisher import DEFAULT_RATE_HZ
 from multi_dnn_ros.camera.sources import open_source
-from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.reporting import distribution, provenance, write_json
+from multi_dnn_ros.demo.recorded_frames import found_names
+from multi_dnn_ros.demo.report import check_output, clear_output
 from multi_dnn_ros.engine.task import Result
+from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.message_definitions import canonical
-from multi_dnn_ros.replay.replay import FrameOutcome, StreamCount
+from multi_dnn_ros.replay.replay import FrameOutcome, configured_replay
 from multi_dnn_ros.replay.storage_files import BagMessage
-from multi_dnn_ros.vision.results import Lanes, boxes_of, results_by_name
+from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
+from multi_dnn_ros.vision.results import results_by_name
 
 _MSGTYPE = "sensor_msgs/msg/CompressedImage"
 
@@ -39,8 +48,8 @@ class VideoMessages:
         self._source = open_source(str(path))
         self._topic, self._frame_id = topic, frame_id
         self._begin_ns = path.stat().st_mtime_ns
-        self.rate_hz = self._source.rate_hz or DEFAULT_RATE_HZ
-        self._max_frames = None if seconds is None else max(1, round(seconds * self.rate_hz))
+        self._rate_hz = self._source.rate_hz or DEFAULT_RATE_HZ
+        self._max_frames = None if seconds is None else max(1, round(seconds * self._rate_hz))
         known = self._source.count
         self.frames = known if self._max_frames is None else min(known or self._max_frames, self._max_frames)
 
@@ -51,47 +60,64 @@ class VideoMessages:
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
         """The frames in order. topics: ignored, as there is one topic only."""
         for number, item in enumerate(islice(self._source.items(), self._max_frames)):
-            stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
+            stamp_ns = self._begin_ns + round(number * 1e9 / self._rate_hz)
             header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._frame_id)
             data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, "jpeg")))
             yield BagMessage(self._topic, _MSGTYPE, stamp_ns, data)
 
 
-class VideoFigures:
-    """Collects what each DNN found, frame by frame."""
+def run_video(config: NodeConfig, path: Path, output: Path, seconds: float | None, node: str) -> dict[str, Any]:
+    """Run the DNNs on every frame of a video, and write the files of a demo. Returns the content of summary.json.
 
-    def __init__(self) -> None:
-        self._names: defaultdict[str, Counter[str]] = defaultdict(Counter)  # number of results by class name
-        self._times_ms: defaultdict[str, list[float]] = defaultdict(list)
+    config: with one camera. seconds: see VideoMessages. node: full name of the node in the recorded topics. Of each
+    DNN, `by_class` counts its results, and `inference_ms` is the time from the start of an inference to its decoded
+    result. Raises UsageError if --output cannot be replaced, SourceError, and what building the DNNs raises.
+    """
+    check_output(output)
+    if path.resolve().is_relative_to(output.resolve()):
+        raise UsageError(f"--video {path} is in the folder of --output, {output}; choose another --output")
+    (camera,) = config.cameras
+    topic = f"/{camera}/image_raw/compressed"
+    video = VideoMessages(path, topic, camera, seconds)
+    replay = configured_replay(config, {camera: topic}, node, lambda line: print(line, file=sys.stderr))
+    clear_output(output)
+    classes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    times_ms: defaultdict[str, list[float]] = defaultdict(list)
+    picture, max_found = None, -1
+    with ExitStack() as stack:
+        writer = stack.enter_context(BagWriter(output / "bag"))
+        overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
+        bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
 
-    def add(self, outcome: FrameOutcome) -> int:
-        """Add the results of a frame; returns the number of those that can be counted."""
-        total = 0
-        for end in outcome.in_order():
-            if isinstance(end, Result):
-                names = [name for part in results_by_name(end.dnn, end.output).values() for name in found_names(part)]
-                self._names[end.dnn].update(names)
-                self._times_ms[end.dnn].append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
-                total += len(names)
-        return total
+        def finish_frame(outcome: FrameOutcome) -> None:
+            nonlocal picture, max_found
+            bar.update()
+            ends = [end for end in outcome.in_order() if isinstance(end, Result)]
+            found = 0
+            for end in ends:
+                times_ms[end.dnn].append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
+                for part in results_by_name(end.dnn, end.output).values():
+                    names = found_names(part)
+                    classes[end.dnn].update(names)
+                    found += len(names)
+            if ends:
+                image = outcome.drawn(replay.kinds)
+                overlay.write(image, outcome.frame.stamp_ns)
+                if found > max_found:
+                    picture, max_found = image, found
 
-    def as_json(self, counts: Mapping[tuple[str, str], StreamCount]) -> dict[str, Any]:
-        """Accounts, results by class and times of each DNN, by its name.
-
-        `inference_ms`: from the start of each frame's inference to its decoded result.
-        """
-        content = {}
-        for (dnn, _), stream in counts.items():
-            content[dnn] = {
-                **{name: value for name, value in vars(stream).items() if name not in ("dnn", "camera")},
-                "by_class": dict(self._names[dnn].most_common()),
-                "inference_ms": distribution(times) if (times := self._times_ms[dnn]) else {},
-            }
-        return content
-
-
-def found_names(output: Any) -> list[str]:
-    """The class of each box, or "line" for each lane line; empty for what cannot be counted, such as class masks."""
-    if (boxes := boxes_of(output)) is not None:
-        return [boxes.labels[class_id] for class_id in boxes.class_ids]
-    return ["line"] * len(output.lanes) if isinstance(output, Lanes) else []
+        counts = replay.run(video, writer, with_input=True, on_frame=finish_frame)
+    if picture is not None:
+        save_picture(output / "overlay.png", picture)
+    dnns = {
+        dnn: {
+            "model": config.dnns[dnn].model,
+            **{name: value for name, value in vars(stream).items() if name not in ("dnn", "camera")},
+            "by_class": dict(classes[dnn].most_common()),
+            "inference_ms": distribution(times_ms[dnn]) if times_ms[dnn] else {},
+        }
+        for (dnn, _), stream in counts.items()
+    }
+    summary = {"video": str(path), "device": str(replay.device), "dnns": dnns, "input_damage": video.damage}
+    write_json(output / "summary.json", {**provenance(), **summary})
+    return summary

@@ -134,7 +134,6 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["benchmark", "soak", "--device", "gpu"], 2, "--device is 'gpu'; allowed: auto, cpu"),
         (["demo", "--size", "63x480"], 2, "--size 63x480: each side of the road's images must be 64 to 4096 pixels"),
         (["inspect", "nowhere.onnx"], 1, "nowhere.onnx"),
-        (["decompose", "builtin:object", "--output", "x\udcff"], 2, r"argument 'x\xff' is not UTF-8; rename the file"),
         (["evaluate", "builtin:lane", "--data", "road", "--device", "cuda:99"], 1, "--device is 'cuda:99', but"),
         (["benchmark", "paper", "--device", "cuda:99"], 1, "--device is 'cuda:99', but PyTorch sees"),
         (["profile", "layers", "builtin:lane", "--device", "cpu", "--backend", "cuda_graph"], 1,

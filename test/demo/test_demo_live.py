@@ -15,7 +15,7 @@ from fork_server import ForkServer
 from waiting import until
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.demo.output_folder import check_output
+from multi_dnn_ros.demo.report import check_output
 from multi_dnn_ros.replay.bag_reader import BagReader
 
 SHORT = ["--seconds", "3", "--size", "320x240"]

@@ -83,7 +83,6 @@ def test_a_busy_device_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         (["builtin:lane", "--backend", "abacus"], 2, "--backend is 'abacus'; allowed: auto, eager"),
         (["builtin:lane", "--backend", "cuda_graph", "--device", "cpu"], 1, "'cuda_graph', but the device"),
         (["nowhere.onnx"], 1, "MODEL is 'nowhere.onnx': there is no such file"),
-        (["a/net.onnx", "b/net.onnx", "--output", "out"], 2, "two models have the same name"),
         (["builtin:lane", "--cut", "predicted"], 2, "--cut predicted and --predictor must be given together"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_written_file_keeps_preprocessing_and_decoder(tmp_path: Path) -> None:
     (tmp_path / "street.yaml").write_text(sidecar)
     network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 1, 1))
     original, data = export(network, tmp_path / "street.onnx"), lanes(tmp_path / "lines", (SIZE[0], SIZE[0]))
-    assert main(["decompose", str(original), "--output", str(small), "--alignment", "1", "--floor", "1"]) == 0
+    assert main(["decompose", str(original), "--output", str(small), "--alignment", "1"]) == 0
     assert main(arguments(small, better, data, "--epochs", "1", "--teacher", original)) == 0
     known = load_network(str(original))
     assert (known.preprocess["fit"], known.preprocess["bgr"], known.decoder) == ("letterbox", True, "lane")
