@@ -13,7 +13,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from multi_dnn_ros.cli.options import Commands, positive, positive_float
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 #: Long enough that each of the three parts of a soak test has results.
-_soak_minutes = partial(
-    options.number, allowed=lambda value: 0.25 <= value < 1e6, requirement="of at least 0.25 and below 1e6"
-)
+_soak_minutes = options.number(lambda value: 0.25 <= value < 1e6, "of at least 0.25 and below 1e6")
 
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:

@@ -42,7 +42,7 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fill the caches, and print progress and the summary."""
-    config = options.read_config(args, args.node).model_copy(update={"isolation": "process"})
+    config = options.read_config(args).model_copy(update={"isolation": "process"})
 
     from multi_dnn_ros.common.resources import cache_folder
     from multi_dnn_ros.serving.descriptions import ConfigureError

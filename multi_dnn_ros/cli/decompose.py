@@ -14,11 +14,8 @@ from multi_dnn_ros.training.data_kinds import help_text
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
-    from multi_dnn_ros.compression.ranks import RankPolicy
     from multi_dnn_ros.models.dnn import Source
-    from multi_dnn_ros.planning.timing import Target
 
 #: Images of --data that are used: more take longer and change little.
 _MAX_IMAGES = 256
@@ -85,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.compression.decompose import change, decompose, plan_of
     from multi_dnn_ros.compression.graph_layers import with_layers
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.compression.measured import Measured
-    from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
+    from multi_dnn_ros.compression.ranks import Budget, RankPolicy, Ratio, Rounding
+    from multi_dnn_ros.models.artifact import weights_digest
     from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.sources import load_network, weights_file
@@ -114,36 +111,30 @@ def run(args: argparse.Namespace) -> int:
     before, file = cost(network, inputs), weights_file(args.model)
     bytes_before = file.stat().st_size if file is not None else before.bytes
     target = networks.read_target(args) if timed else None
-    original = copy.deepcopy(network) if timed else network
-    policy = _policy(args, before.macs, original, tuple(inputs[0].shape), target)
+    rounding = Rounding(args.alignment, args.alignment)
+    policy: RankPolicy = Ratio(args.ratio, rounding)
+    if args.ranks == "budget":
+        policy = Budget(args.macs_cut, before.macs, rounding)
+    elif target is not None:
+        original, count = copy.deepcopy(network), networks.copies(target)[1]
+        policy = Measured(policy, target, original, tuple(inputs[0].shape), rounding, count)
     with progress_bar("decompose", "step") as progress:
         outcomes = decompose(
             network, inputs, policy, linear=args.linear, images=images, may_keep_all=timed, progress=progress
         )
     after = cost(network, inputs)
     accepted = policy.accepted.items() if isinstance(policy, Measured) else ()
-    origin: dict[str, Any] = {
+    about: dict[str, Any] = {
         "ranks": {"policy": args.ranks, "ratio": args.ratio, "macs_cut": args.macs_cut, "alignment": args.alignment},
         "norm": "outputs" if images else "weights",
         "images": {"data": args.data, "count": len(images)},
         "target": target.name() if target is not None else None,
-        "source": {"model": args.model, "weights": args.weights, "weights_sha256": digest},
+        "source": {"weights_sha256": digest},
         "latency_ms": [
             {"instances": count, "original_ms": first, "decomposed_ms": second} for count, (first, second) in accepted
         ],
     }
-    if source.description is not None:
-        origin["source"]["provenance"] = source.description.provenance
-    description = Description(
-        model=networks.origin(args.model, source),
-        num_classes=(source.description.num_classes if source.description else 0) or args.num_classes,
-        input_size=(width, height),
-        labels=source.labels,
-        plan=plan_of(outcomes),
-        provenance={**provenance(), **origin},
-        **source.own_interface,
-    )
-    save_artifact(args.output, whole, description)
+    networks.write_artifact(args, source, whole, (width, height), source.labels, plan_of(outcomes), about)
     changes = {
         "macs": change(before.macs, after.macs),
         "parameters": change(before.parameters, after.parameters),
@@ -160,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
     if not done:
         print("no decomposition was faster, so the file holds the original network")
-    content = {"model": args.model, **origin, **changes, "layers": [outcome.as_json() for outcome in outcomes]}
+    content = {"model": args.model, **about, **changes, "layers": [outcome.as_json() for outcome in outcomes]}
     write_figures(args.report and args.report / "report.json", content)
     return 0
 
@@ -184,18 +175,3 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
         return networks.calibration_inputs(network, "" if generated else args.data)
     rows = open_data(args.data, DataRequest(network.task, network.framing, network.labels)).part("train")
     return [network.input_of(rows[index]["image"]) for index in evenly_spaced(_MAX_IMAGES, len(rows))]
-
-
-def _policy(
-    args: argparse.Namespace, macs: int, original: nn.Module, shape: tuple[int, ...], target: Target | None
-) -> RankPolicy:
-    from multi_dnn_ros.compression.measured import Measured
-    from multi_dnn_ros.compression.ranks import Budget, Ratio, Rounding
-
-    rounding = Rounding(args.alignment, args.alignment)
-    if args.ranks == "budget":
-        return Budget(args.macs_cut, macs, rounding)
-    ratio = Ratio(args.ratio, rounding)
-    if target is None:
-        return ratio
-    return Measured(ratio, target, original, shape, rounding, networks.copies(target)[1])

@@ -59,7 +59,7 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("--model", type=_named_model, action="append", default=[], metavar="NAME=MODEL",
         help=f"with --video: a DNN and its model: {_MODELS}; may be repeated "
         "(default: the package's DNNs)")  # fmt: skip
-    add("--device", metavar="NAME",
+    add("--device", type=options.device, metavar="NAME",
         help=f"with --video: {DEVICE_FORMS} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{option} {'is for the generated road, not for' if args.video else 'needs'} --video")
     if args.video is not None:
         return _run_video(args)
-    options.read_config(args, _NODE)  # before anything is imported or written
+    options.read_config(args)  # before anything is imported or written
     from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.drive import Demo
     from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
@@ -115,7 +115,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     from multi_dnn_ros.settings.flat_parameters import to_config
 
     if not args.model:
-        config = options.read_config(args, _NODE)
+        config = options.read_config(args)
         camera = next(iter(config.cameras))
         dnns = {
             name: dnn.model_copy(update={"cameras": []})

@@ -7,7 +7,6 @@ decoder fits, the nearest ones are listed with the difference. Exit code 1: the 
 `multi-dnn demo --video road.jpg --params-file my_robot.yaml` draws all results of configured DNNs.
 
 examples:
-  multi-dnn inspect yolov8n.onnx
   multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
   multi-dnn inspect people.onnx --labels person --json
   multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
@@ -19,7 +18,7 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,17 +61,25 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, print the result and draw the image."""
-    _check_picture(args)
-    networks.check_files(args)
-    content: dict[str, Any] = {}
-    problems: list[str] = []
-    dnn = _inspect(args, content, problems)
     if args.image is not None:
-        if dnn is None:
-            problems.append(f"--image: nothing is drawn, as {args.model} cannot be run")
-        else:
+        _check_picture(args)
+    elif args.output is not None:
+        raise UsageError("--output is for the picture of --image; give --image, too")
+    networks.check_files(args)
+    from multi_dnn_ros.common.errors import summarize_error
+    from multi_dnn_ros.models.errors import ModelError
+
+    content: dict[str, Any] = {"model": args.model}
+    problems: list[str] = []
+    try:
+        dnn = _inspect(args, content)
+        if args.image is not None:
             _draw_image(dnn, args.image, args.output)
             content["picture"] = str(args.output)
+    except (ModelError, extensions.ExtensionError) as error:
+        problems += str(error).splitlines()
+    except RuntimeError as error:
+        problems.append(f"{args.model} cannot be run: {summarize_error(error)}")
     # Messages about the parameters of the DNN, as messages about the arguments that set them.
     problems = [
         re.sub(rf"parameter dnn\.{_NAME}\.(\w+)", lambda match: _ARGUMENTS.get(match[1], match[0]), text).replace(
@@ -90,10 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_picture(args: argparse.Namespace) -> None:
     """Check --image and --output before PyTorch is imported, and set the default of --output."""
-    if args.image is None and args.output is not None:
-        raise UsageError("--output is for the picture of --image; give --image, too")
-    if args.image is None:
-        return
     if not args.image.is_file():
         raise CommandError(f"--image is {args.image}: no such file")
     if args.output is None:
@@ -104,9 +107,10 @@ def _check_picture(args: argparse.Namespace) -> None:
         raise UsageError(f"--output {args.output} is the file of --image, which would be overwritten; name another")
 
 
-def _inspect(args: argparse.Namespace, content: dict[str, Any], problems: list[str]) -> Dnn | None:
-    """Fill in what was found out about MODEL, and each reason why the node cannot serve it; None: it cannot run."""
-    from multi_dnn_ros.common.errors import summarize_error
+def _inspect(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
+    """Fill in what is found out about MODEL. Raises ModelError, ExtensionError or RuntimeError, which say why the node
+    cannot serve it.
+    """
     from multi_dnn_ros.decoders.layout import shape_text
     from multi_dnn_ros.decoders.registry import DECODERS
     from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
@@ -123,64 +127,49 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any], problems: list[s
         role="network", model=args.model, weights=args.weights, decoder=args.decoder, labels=tuple(args.labels),
         num_classes=args.num_classes, input_width=width, input_height=height,
     )  # fmt: skip
-    content["model"] = args.model
-    try:
-        if Path(args.model).suffix.lower() == ".onnx":
-            header = read_onnx_header(Path(args.model))
-            content |= {"producer": header.producer, "opsets": header.opsets, "operators": header.operators}
-            content |= {
-                "inputs": list(map(_described, header.inputs)),
-                "outputs": list(map(_described, header.outputs)),
-            }
-        source = load_source(_NAME, config, onnx=True)
-        size = input_size(source, config)
-        if size is None:
-            raise ModelError(f"{args.model} has no input size of its own; give one with --size")
-        content |= {"input_size": list(size)}
-        content |= {"inputs": content.get("inputs", [shape_text((1, 3, size[1], size[0]))])}
-        with suppress(ModelError, RuntimeError, AttributeError):  # a network that cannot be run is a problem below
-            counted = OptimizedGraph(source.runnable.model, standard_operators=True)
-            content |= {"macs": counted.macs, "parameters": counted.parameters}
-        classes = source.classes
-        named = args.decoder if args.decoder != "auto" else source.decoder
-        content["decoder"], content["why"] = named, "--decoder" if args.decoder != "auto" else "named by the model"
-        if source.detector is None:
-            shapes = (source.outputs if has_shapes(source) else None) or run_on_zeros(source, args.model, size)
-            content["outputs"] = content.get("outputs") or list(map(shape_text, shapes))
-            found = recognized(source, _NAME, config, shapes)
-            if not named:
-                content["decoder"], content["why"] = found.chosen, found.why
-                if found.chosen and not found.decided:
-                    raise ModelError(f"{found.why}, but the shapes leave a doubt; name the decoder with --decoder")
-                if not found.chosen:
-                    raise ModelError(
-                        f"{found.why}; export it in one of these layouts, or write a decoder (docs/extending.md)"
-                    )
-            matching = (match.classes for name, match in found.matches if name == content["decoder"])
-            classes = classes or next(matching, 0)
-        decoder = DECODERS.get(content["decoder"])
-        assumed: dict[str, Any] = {}
-        if not (args.labels or source.labels or (decoder.default_labels and classes <= 1)):
-            if not classes:
-                raise ModelError("the number of classes is unknown: name the classes with --labels")
-            assumed["labels"] = assumed_labels(classes)
-        kind = DECODERS.get(content["decoder"]).result_kind
-        if kind == "lanes" and classes > 2:
-            labels = args.labels or source.labels or assumed["labels"]
-            assumed["keep"] = (labels[-1],)
-        if args.decoder == "auto" and not source.decoder:
-            config = config.model_copy(update={"decoder": content["decoder"]})
-        config = config.model_copy(update=assumed)
-        dnn = load_dnn(_NAME, config, onnx=True)
-        content |= {"result_kind": dnn.result_kind, "labels": list(dnn.labels)}
-        content["backend"] = _run_on_cpu(dnn, config)
-        content["yaml"] = _yaml(config, dnn, source, assumed)
-    except (ModelError, extensions.ExtensionError) as error:
-        problems += str(error).splitlines()
-        return None
-    except RuntimeError as error:
-        problems.append(f"{args.model} cannot be run: {summarize_error(error)}")
-        return None
+    if Path(args.model).suffix.lower() == ".onnx":
+        header = read_onnx_header(Path(args.model))
+        content |= {"producer": header.producer, "opsets": header.opsets, "operators": header.operators}
+        content |= {"inputs": list(map(_described, header.inputs)), "outputs": list(map(_described, header.outputs))}
+    source = load_source(_NAME, config, onnx=True)
+    size = input_size(source, config)
+    if size is None:
+        raise ModelError(f"{args.model} has no input size of its own; give one with --size")
+    content |= {"input_size": list(size), "inputs": content.get("inputs", [shape_text((1, 3, size[1], size[0]))])}
+    with suppress(ModelError, RuntimeError, AttributeError):  # a network that cannot be run is a problem below
+        counted = OptimizedGraph(source.runnable.model, standard_operators=True)
+        content |= {"macs": counted.macs, "parameters": counted.parameters}
+    classes = source.classes
+    named = args.decoder if args.decoder != "auto" else source.decoder
+    content |= {"decoder": named, "why": "--decoder" if args.decoder != "auto" else "named by the model"}
+    if source.detector is None:
+        shapes = (source.outputs if has_shapes(source) else None) or run_on_zeros(source, args.model, size)
+        content["outputs"] = content.get("outputs") or list(map(shape_text, shapes))
+        found = recognized(source, _NAME, config, shapes)
+        if not named:
+            content |= {"decoder": found.chosen, "why": found.why}
+            if found.chosen and not found.decided:
+                raise ModelError(f"{found.why}, but the shapes leave a doubt; name the decoder with --decoder")
+            if not found.chosen:
+                raise ModelError(
+                    f"{found.why}; export it in one of these layouts, or write a decoder (docs/extending.md)"
+                )
+        matching = (match.classes for name, match in found.matches if name == content["decoder"])
+        classes = classes or next(matching, 0)
+    decoder = DECODERS.get(content["decoder"])
+    assumed: dict[str, Any] = {}
+    if not (args.labels or source.labels or (decoder.default_labels and classes <= 1)):
+        if not classes:
+            raise ModelError("the number of classes is unknown: name the classes with --labels")
+        assumed["labels"] = assumed_labels(classes)
+    if decoder.result_kind == "lanes" and classes > 2:
+        assumed["keep"] = ((args.labels or source.labels or assumed["labels"])[-1],)
+    if args.decoder == "auto" and not source.decoder:
+        assumed["decoder"] = content["decoder"]
+    config = config.model_copy(update=assumed)
+    dnn = load_dnn(_NAME, config, onnx=True)
+    content |= {"result_kind": dnn.result_kind, "labels": list(dnn.labels), "backend": _run_on_cpu(dnn, config)}
+    content["yaml"] = _yaml(config, dnn, source, assumed.keys() - {"decoder"})
     return dnn
 
 
@@ -196,7 +185,7 @@ def _run_on_cpu(dnn: Dnn, config: DnnConfig) -> str:
     return f"runs on the CPU, by {backend_name('auto', CPU, _NAME)}"
 
 
-def _yaml(config: DnnConfig, dnn: Dnn, source: Source, assumed: Mapping[str, object]) -> str:
+def _yaml(config: DnnConfig, dnn: Dnn, source: Source, assumed: Collection[str]) -> str:
     """The parameters that serve this model, with a comment on what was assumed."""
     role = {"lanes": "lane", "detections": "object"}.get(dnn.result_kind, dnn.result_kind)
     file = Path(config.model)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.options import BACKEND_NAMES, MODEL_HELP
 from multi_dnn_ros.common import extensions
@@ -16,6 +16,8 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.training.data_kinds import help_text, kind_and_path
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from multi_dnn_ros.backends import Backend, Tensors
     from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.planning.timing import Target
@@ -95,7 +97,16 @@ def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:
     return [open_data(name, wanted) for name in args.data]
 
 
-def origin(model: str, source: Source) -> str:
+def check_suffix(output: Path, model: str, source: Source) -> None:
+    """Raise UsageError unless --output has the suffix that the artifact of this network needs."""
+    from multi_dnn_ros.models.artifact import suffix_of
+
+    suffix = suffix_of(_origin(model, source))
+    if output.suffix != suffix:
+        raise UsageError(f"--output is {output}; expected a {suffix} file for a network made from {model}")
+
+
+def _origin(model: str, source: Source) -> str:
     """What an artifact records as its network: a name such as builtin:object, or the name of a file."""
     from multi_dnn_ros.models.artifact import is_built_from_a_name
 
@@ -104,13 +115,28 @@ def origin(model: str, source: Source) -> str:
     return model if is_built_from_a_name(model) else Path(model).name
 
 
-def check_suffix(output: Path, model: str, source: Source) -> None:
-    """Raise UsageError unless --output has the suffix that the artifact of this network needs."""
-    from multi_dnn_ros.models.artifact import suffix_of
+def write_artifact(
+    args: argparse.Namespace, source: Source, module: nn.Module, size: tuple[int, int], labels: Sequence[str],
+    plan: Mapping[str, Any], about: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write the network to --output, with what it was made from. about: what else the artifact tells of its making."""
+    from multi_dnn_ros.common.reporting import provenance
+    from multi_dnn_ros.models.artifact import Description, save_artifact
 
-    suffix = suffix_of(origin(model, source))
-    if output.suffix != suffix:
-        raise UsageError(f"--output is {output}; expected a {suffix} file for a network made from {model}")
+    before = source.description
+    made_from = {"model": args.model, "weights": args.weights, **about.get("source", {})}
+    if before is not None:
+        made_from["provenance"] = before.provenance
+    description = Description(
+        model=_origin(args.model, source),
+        num_classes=(before.num_classes if before is not None else 0) or args.num_classes,
+        input_size=size,
+        labels=tuple(labels),
+        plan=dict(plan),
+        provenance={**provenance(), **about, "source": made_from},
+        **source.own_interface,
+    )
+    save_artifact(args.output, module, description)
 
 
 def read_target(args: argparse.Namespace, calibration: Callable[[], Sequence[Tensors]] | None = None) -> Target:

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 import os
 import re
 import textwrap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.forms import DEVICE_FORMS, PRECISIONS, SIZE_FORM, model_forms, parse_size
+from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS, PRECISIONS, SIZE_FORM, model_forms, parse_size
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
+T = TypeVar("T")
 Commands = argparse._SubParsersAction  # what add_subparsers returns; argparse has no public name for it
 
 
@@ -75,55 +74,52 @@ def add_subcommands(parser: argparse.ArgumentParser, noun: str) -> Commands[argp
     return parser.add_subparsers(title=f"{noun}s", dest=noun, metavar=noun.upper(), required=True)
 
 
-def size(text: str) -> tuple[int, int]:
-    """An image size such as 640x480: (width, height), 1 to 16384 pixels each."""
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not {SIZE_FORM}") from None
+def typed(convert: Callable[[str], T], allowed: Callable[[T], object], what: str) -> Callable[[str], T]:
+    """A type of arguments: text that `convert` can read to a value that is allowed; other text is not `what`."""
 
-
-def _name(text: str, *, pattern: str, what: str) -> str:
-    if not re.fullmatch(pattern, text, re.ASCII):
+    def read(text: str) -> T:
+        try:
+            if allowed(value := convert(text)):
+                return value
+        except ValueError:
+            pass
         raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
-    return text
+
+    return read
 
 
-def _integer(text: str, *, minimum: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum} and at most 18 digits")
-    return int(text)
+def _matching(pattern: str, what: str) -> Callable[[str], str]:
+    return typed(str, re.compile(pattern, re.ASCII).fullmatch, what)
 
 
-def number(text: str, *, allowed: Callable[[float], bool], requirement: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number {requirement}")
-    return value
+def _integer(minimum: int) -> Callable[[str], int]:
+    allowed = f"an integer of at least {minimum} and at most 18 digits"
+    return typed(int, lambda value: minimum <= value < 10**18, allowed)
 
 
-camera_name = partial(
-    _name, pattern=r"[a-z][a-z0-9_]{0,63}",
-    what="a camera name (lower-case letters, digits and _; the first is a letter; at most 64)",
-)  # fmt: skip
-topic_name = partial(
-    _name, pattern=r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*",
-    what="a topic name (parts of letters, digits and _, none of which begins with a digit, separated by /)",
-)  # fmt: skip
-node_name = partial(
-    _name, pattern=r"(/[A-Za-z_]\w*)+",
-    what="a full name of a node such as /multi_dnn, with parts of letters, digits and _",
-)  # fmt: skip
-natural = partial(_integer, minimum=0)
-positive = partial(_integer, minimum=1)
-positive_float = partial(number, allowed=lambda value: 0.0 < value < 1e9, requirement="above 0 and below 1e9")
-not_negative = partial(number, allowed=lambda value: 0.0 <= value < 1e6, requirement="of at least 0 and below 1e6")
-fraction = partial(number, allowed=lambda value: 0.0 <= value <= 1.0, requirement="from 0 to 1")
-positive_fraction = partial(number, allowed=lambda value: 0.0 < value <= 1.0, requirement="above 0 and up to 1")
+def number(allowed: Callable[[float], bool], requirement: str) -> Callable[[str], float]:
+    """The type of a number. requirement: what is allowed, in words."""
+    return typed(float, allowed, f"a number {requirement}")
 
+
+size = typed(parse_size, bool, SIZE_FORM)
+device = _matching(DEVICE, f"one of {DEVICE_FORMS}")
+camera_name = _matching(
+    r"[a-z][a-z0-9_]{0,63}", "a camera name (lower-case letters, digits and _; the first is a letter; at most 64)"
+)
+topic_name = _matching(
+    r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*",
+    "a topic name (parts of letters, digits and _, none of which begins with a digit, separated by /)",
+)
+node_name = _matching(
+    r"(/[A-Za-z_]\w*)+", "a full name of a node such as /multi_dnn, with parts of letters, digits and _"
+)
+natural = _integer(0)
+positive = _integer(1)
+positive_float = number(lambda value: 0.0 < value < 1e9, "above 0 and below 1e9")
+not_negative = number(lambda value: 0.0 <= value < 1e6, "of at least 0 and below 1e6")
+fraction = number(lambda value: 0.0 <= value <= 1.0, "from 0 to 1")
+positive_fraction = number(lambda value: 0.0 < value <= 1.0, "above 0 and up to 1")
 
 #: Values of --backend, and what an argument that names a network can be.
 BACKEND_NAMES = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
@@ -200,7 +196,10 @@ SHARED: dict[str, dict[str, Any]] = {
 LOADING = ("--weights", "--num-classes", "--size")
 NETWORK = (*LOADING, "--decoder", "--labels")
 #: Of commands whose parameter file names the device: the values of parameter `device`.
-CONFIGURED_DEVICE = {"default": None, "help": f"{DEVICE_FORMS} (default: parameter `device` of the parameter file)"}
+CONFIGURED_DEVICE = {
+    "type": device, "default": None,
+    "help": f"{DEVICE_FORMS} (default: parameter `device` of the parameter file)",
+}  # fmt: skip
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
@@ -209,45 +208,37 @@ def add_options(parser: argparse._ActionsContainer, *names: str, **changes: Any)
         parser.add_argument(name, **{**SHARED[name], **changes})
 
 
-def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
-    """The parameters of --params-file, with --device and `changes` in place of its values.
+def read_config(args: argparse.Namespace) -> NodeConfig:
+    """The parameters of --params-file in the section of --node, with --device in place of its device.
 
-    node: fully qualified name of the node whose section of the file is used. changes: values by parameter, whose
-    option has the same name without the unit. Raises ParameterError, OSError, and UsageError for an option whose
-    value is not allowed.
+    Raises ParameterError and OSError.
     """
     from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, shown
     from multi_dnn_ros.settings.params_file import read_params_file
-    from multi_dnn_ros.settings.schema import NodeConfig
 
-    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), *([node] if node is not None else []))
-    if getattr(args, "device", None) is not None:
-        changes["device"] = args.device
-    for name, value in changes.items():
-        field = fields_of(NodeConfig)[name]
-        try:
-            field.checked(name, value)
-        except ParameterError:
-            option = name.removesuffix("_s").replace("_", "-")
-            raise UsageError(f"--{option} is {shown(value)}; allowed: {field.allowed}") from None
-    return config.model_copy(update=changes)
+    file = args.params_file or config_file("multi_dnn.yaml")
+    config = read_params_file(file, getattr(args, "node", "/multi_dnn"))
+    chosen = getattr(args, "device", None)
+    return config if chosen is None else config.model_copy(update={"device": chosen})
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise UsageError if a file of an option for output cannot be written, before the work begins, not hours later."""
+    """Raise UsageError if a file or folder (metavar DIR) of an option for output cannot be written, before the work
+    begins, not hours later.
+    """
     for action in args.parser._actions:
         path: Path | None = getattr(args, action.dest, None)
         if action.dest in ("output", "report", "json", "checkpoint") and isinstance(path, Path):
-            check_writable(action.option_strings[0], path / "file" if action.metavar == "DIR" else path)
+            check_writable(action.option_strings[0], path, is_folder=action.metavar == "DIR")
 
 
-def check_writable(option: str, path: Path) -> None:
-    """Raise UsageError if the file `path` cannot be written."""
+def check_writable(option: str, path: Path, *, is_folder: bool = False) -> None:
+    """Raise UsageError if the file or folder `path` cannot be written."""
     if is_stream(path) and os.access(path, os.W_OK):
         return
-    if path.is_dir():
-        raise UsageError(f"{option} is {path}, which is a folder; expected a file")
+    if path.exists() and path.is_dir() is not is_folder:
+        found, expected = ("file", "folder") if is_folder else ("folder", "file")
+        raise UsageError(f"{option} is {path}, which is a {found}; expected a {expected}")
     folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing folders are created
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{option} is {path}: {folder} is not a writable folder")

@@ -235,7 +235,9 @@ def fit(args: argparse.Namespace) -> int:
     examples:
       multi-dnn profile fit --params-file my_robot.yaml --rate front=30
     """
-    config = options.read_config(args, **({} if args.predictor is None else {"predictor": str(args.predictor)}))
+    config = options.read_config(args)
+    if args.predictor is not None:
+        config = config.model_copy(update={"predictor": str(args.predictor)})
     rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
     for camera, hz in args.rate:
         if camera not in rates:

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--gpus needs --cluster")
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
-    config = options.read_config(args, args.node)
+    config = options.read_config(args)
     paths = _overlay_paths(args, list(config.cameras))
 
     from tqdm import tqdm

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import filelock
 
@@ -14,9 +13,6 @@ from multi_dnn_ros.cli.figures import rows_table, write_figures
 from multi_dnn_ros.cli.options import Commands, add_command, add_options, fraction, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.settings.forms import TRAINING_PRECISIONS
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.training.trainable import Trainable
 
 _TEXT = f"""\
 Train a DNN, for example to recover the accuracy that decomposition cost.
@@ -75,14 +71,12 @@ def run(args: argparse.Namespace) -> int:
     networks.check_files(args, args.data)
     from multi_dnn_ros.serving.choices import choose_device
     from multi_dnn_ros.training import distributed
-    from multi_dnn_ros.training.loop import Schedule
+    from multi_dnn_ros.training.loop import Schedule, set_training
     from multi_dnn_ros.training.retrain import retrain
 
     networks.check_weights(args)
     if args.teacher and args.weights == "random" and networks.takes_weights(args.teacher):
-        raise UsageError(
-            f"--teacher {args.teacher} would have random weights (--weights random); name a trained network"
-        )
+        raise UsageError(f"--teacher {args.teacher} would have random weights; name a trained network")
     if args.checkpoint is not None and args.checkpoint.absolute() == args.output.absolute():
         raise UsageError(f"--checkpoint and --output are both {args.output}; expected two different files")
     student = networks.read_trainable(args, args.model, smoothing=args.label_smoothing)
@@ -93,52 +87,34 @@ def run(args: argparse.Namespace) -> int:
         args.epochs, args.lr, args.optimizer, ema=args.average, precision=args.precision, seed=args.seed
     )
     with distributed.process_group(str(choose_device(args.device, "--device is"))) as device, ExitStack() as stack:
-        first = distributed.rank() == 0
-        if first and args.checkpoint is not None:
-            taken = f"{args.checkpoint} is written by another training; end it first, or give another --checkpoint"
-            file = args.checkpoint.with_name(args.checkpoint.name + ".lock")
+        writes = distributed.rank() == 0
+        if writes and args.checkpoint is not None:
             try:
-                stack.enter_context(filelock.FileLock(file, timeout=0))
+                stack.enter_context(filelock.FileLock(f"{args.checkpoint}.lock", timeout=0))
             except filelock.Timeout:
-                raise CommandError(taken) from None
+                raise CommandError(
+                    f"{args.checkpoint} is written by another training; end it first, or give another --checkpoint"
+                ) from None
         training = retrain(
             student, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
             teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,
         )  # fmt: skip
-    if not first:
+    if not writes:
         return 0
-    _write(args, student, sets[0].labels, training)
-    before, after = training["test_scores"].values()
+    before, labels = student.source.description, sets[0].labels if student.task == "classes" else student.labels
+    set_training(student.source.module, False)
+    networks.write_artifact(
+        args, student.source, student.source.module, student.size, labels,
+        before.plan if before is not None else {}, {"training": training},
+    )  # fmt: skip
+    first, last = training["test_scores"].values()
     print(rows_table([
-        {"test part": name, "before": f"{before[name]:.4f}", "after": f"{value:.4f}",
-         "change": f"{value - before[name]:+.4f}"}
-        for name, value in after.items()
+        {"test part": name, "before": f"{first[name]:.4f}", "after": f"{value:.4f}",
+         "change": f"{value - first[name]:+.4f}"}
+        for name, value in last.items()
     ]))  # fmt: skip
     epoch = training["kept_epoch"] + 1
     kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
     print(f"{kept}, {training['seconds']:.0f} s of training; written to {args.output}")
     write_figures(args.report and args.report / "retrain.json", {"model": args.model, "training": training})
     return 0
-
-
-def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...], training: dict[str, Any]) -> None:
-    from multi_dnn_ros.common.reporting import provenance
-    from multi_dnn_ros.models.artifact import Description, save_artifact
-    from multi_dnn_ros.training.loop import set_training
-
-    before = student.source.description
-    origins: dict[str, Any] = {**provenance(), "training": training}
-    origins["source"] = {"model": args.model, "weights": args.weights, **(
-        {"provenance": before.provenance} if before is not None else {}
-    )}  # fmt: skip
-    description = Description(
-        model=networks.origin(args.model, student.source),
-        num_classes=before.num_classes if before is not None else args.num_classes,
-        input_size=student.size,
-        labels=labels if student.task == "classes" else student.labels,
-        plan=dict(before.plan) if before is not None else {},
-        provenance=origins,
-        **student.source.own_interface,
-    )
-    set_training(student.source.module, False)
-    save_artifact(args.output, student.source.module, description)

@@ -276,7 +276,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
     for code, message, command in [
         (2, "is not a writable folder", arguments(model, three / "out.pt2", data, *CLASSES)),
         (2, f"--checkpoint is {three}/c: {three} is no", arguments(model, out, data, "--checkpoint", three / "c")),
-        (2, f"--report is {three}/retrain.json: {three} is no", arguments(model, out, data, "--report", three)),
+        (2, f"--report is {three}, which is a file; expected a folder", arguments(model, out, data, "--report", three)),
         (2, "are both", arguments(model, out, data, *CLASSES, "--checkpoint", out)),
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *CLASSES, "--weights", "random")),
         (2, "would have random weights", arguments(model, out, data, "--weights", "random", "--teacher", vgg)),
