@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, sigmoid, softmax
-from multi_dnn_ros.decoders.base import Decoder, TwoParts, expect_finite, suppress
+from multi_dnn_ros.decoders.base import Decoder, Floats, Integers, Values, sigmoid, softmax
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -62,11 +57,11 @@ class AnchorDecoder(Decoder):
     """Decodes the outputs that an AnchorHead describes. As in torchvision, a score must be above the threshold."""
 
     name = "torchvision"
+    signature = "raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS"
 
     def __init__(self, head: AnchorHead, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
         self.head = head
-        self._labels_on: dict[torch.device, Tensor] = {}
 
     def check(self, outputs: Sequence[Values]) -> None:
         found = tuple(tuple(output.shape) for output in outputs)
@@ -77,12 +72,9 @@ class AnchorDecoder(Decoder):
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
         heads = {name: output[0] for name, output in zip(self.head.names, outputs, strict=True)}
         scores = self._probabilities(heads)
+        chosen = scores > self.score_threshold
         if self.head.by_class:
-            chosen = np.zeros(scores.shape, bool)
-            wanted = self._reported(scores.shape[1])
-            chosen[:, wanted] = scores[:, wanted] > self.score_threshold
-        else:
-            chosen = scores > self.score_threshold
+            chosen[:, 0] = False  # background
         rows, classes = np.nonzero(chosen)
         values = scores[rows, classes]
         # At most max_rows of each class, or of each feature map.
@@ -91,42 +83,22 @@ class AnchorDecoder(Decoder):
             members = np.flatnonzero(groups == group)
             dropped = members[np.argsort(-values[members], kind="stable")[self.head.max_rows :]]
             values[dropped] = 0.0
-        return self._report(values, classes, rows, heads["bbox_regression"][rows], source_size)
+        return self.decode_reduced((values, classes, rows, heads["bbox_regression"][rows]), source_size)
 
-    def in_two_parts(self) -> TwoParts:
-        """The first part selects candidates."""
-        return TwoParts(self.reduce, self.decode_reduced)
-
-    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Raw head outputs on any device -> scores (K,), classes (K,), anchor indices (K,), box offsets (K, 4).
-
-        K is the same for every frame.
-        """
-        heads = {name: output[0].float() for name, output in zip(self.head.names, outputs, strict=True)}
+    def reduce(self, outputs: Sequence[Values]) -> tuple[Values, ...]:
+        """The candidates: scores (K,), classes (K,), anchor indices (K,), box offsets (K, 4); K is always the same."""
+        heads = {name: output[0] for name, output in zip(self.head.names, outputs, strict=True)}
         best = self._best_by_class if self.head.by_class else self._best_by_level
         scores, classes, anchors = best(self._probabilities(heads))
         return scores, classes, anchors, heads["bbox_regression"][anchors]
 
-    def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Detections:
-        """Result of reduce(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
-        scores, classes, anchors, offsets = map(np.asarray, reduced)
-        total = float(scores.sum(dtype=np.float64) + offsets.sum(dtype=np.float64))
-        expect_finite(f"the scores or boxes of {len(scores)} candidates", total)
-        return self._report(scores, classes, anchors, offsets, source_size)
-
-    def _report(
-        self, scores: Floats, classes: Integers, rows: Integers, offsets: Floats, source_size: tuple[int, int]
-    ) -> Detections:
+    def decode_reduced(self, reduced: Sequence[Any], source_size: tuple[int, int]) -> Detections:
+        scores, classes, rows, offsets = reduced
         chosen = np.flatnonzero(scores > self.score_threshold)
-        scores, classes = scores[chosen], classes[chosen]
         geometry = self.preprocess.geometry(source_size)
         right, bottom = geometry.left + geometry.width, geometry.top + geometry.height  # the rest is padding
-        boxes = self.head.boxes(offsets[chosen], rows[chosen])
-        boxes = boxes.clip(0, np.array([right, bottom, right, bottom], np.float32))
-        best = suppress(boxes, scores, classes, self.iou_threshold)
-        if self.kept:  # before max_detections, for which the others must not count
-            best = best[np.isin(classes[best], self.kept)]
-        return self.finish(geometry.to_source(boxes[best]), scores[best], classes[best], source_size)
+        boxes = self.head.boxes(offsets[chosen], rows[chosen]).clip(0, np.array([right, bottom] * 2, np.float32))
+        return self.select(boxes, scores[chosen], classes[chosen], source_size, limit=len(chosen))
 
     def _probabilities(self, heads: dict[str, Values]) -> Values:
         """(N, classes), of arrays or tensors."""
@@ -137,11 +109,7 @@ class AnchorDecoder(Decoder):
             probability = (probability * sigmoid(heads["bbox_ctrness"])) ** 0.5
         return probability
 
-    def _reported(self, classes: int) -> list[int]:
-        """Numbers of the classes to report, if class 0 is background."""
-        return [label for label in self.kept or range(classes) if label]
-
-    def _best_by_level(self, probability: Tensor) -> tuple[Tensor, ...]:
+    def _best_by_level(self, probability: Values) -> tuple[Values, ...]:
         """(N, classes) -> the best of each feature map: scores, classes, anchor indices."""
         import torch
 
@@ -153,21 +121,13 @@ class AnchorDecoder(Decoder):
             begin += size
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
-    def _best_by_class(self, probability: Tensor) -> tuple[Tensor, ...]:
+    def _best_by_class(self, probability: Values) -> tuple[Values, ...]:
         """(N, classes), class 0 is background -> the best of each class: scores, classes, anchor indices."""
         import torch
 
-        device = probability.device
-        if device not in self._labels_on:  # in the first call, before a capture
-            self._labels_on[device] = torch.tensor(self._reported(probability.shape[1]), device=device)
-        labels = self._labels_on[device]
-        scores, anchors = probability[:, labels].T.topk(min(self.head.max_rows, len(probability)))
-        return scores.flatten(), labels[:, None].expand_as(scores).flatten(), anchors.flatten()
+        scores, anchors = probability[:, 1:].T.topk(min(self.head.max_rows, len(probability)))
+        classes = torch.arange(1, probability.shape[1], device=probability.device)
+        return scores.flatten(), classes[:, None].expand_as(scores).flatten(), anchors.flatten()
 
 
-SPEC = DecoderSpec.of(
-    AnchorDecoder,
-    "raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS",
-    takes_detector=True,
-    recognize=None,
-)
+SPEC = DecoderSpec.of(AnchorDecoder, takes_detector=True, recognize=None)

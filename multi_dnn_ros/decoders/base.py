@@ -1,8 +1,9 @@
-"""Base class of decoders, with the checks and final steps that they share."""
+"""Base class of decoders, with the checks and final steps that they share, and operations on arrays and tensors."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -10,13 +11,17 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, to_array
-from multi_dnn_ros.decoders.layout import POSSIBLE, Difference, Layout, Match, Pattern, match_classes
+from multi_dnn_ros.decoders.layout import POSSIBLE, Bound, Difference, Layout, Match, Pattern, match
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+#: A numpy array, or a torch.Tensor.
+Values = Any
 
 #: Maximum number of boxes of a frame that are considered, those with the best scores.
 MAX_CANDIDATES = 1000
@@ -25,6 +30,9 @@ MAX_CANDIDATES = 1000
 LIMIT = 1e6
 #: Score threshold of models that do not define one.
 DEFAULT_SCORE_THRESHOLD = 0.4
+#: Arguments of Preprocess: as Ultralytics trains; mean and deviation of ImageNet.
+LETTERBOX = {"fit": "letterbox"}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class TwoParts(NamedTuple):
@@ -39,36 +47,6 @@ class TwoParts(NamedTuple):
     decode: Callable[[Sequence[Values], tuple[int, int]], Any]
 
 
-def total_of(values: Tensor) -> Tensor:
-    """Sum of all values as a tensor (), in float64: it is finite if and only if all float32 values are."""
-    import torch
-
-    return values.sum(dtype=torch.float64)
-
-
-def expect_finite(name: str, total: float, values: Floats | None = None) -> None:
-    """Raise OutputError unless `total` is finite. values: the summed values, to count the bad ones."""
-    if not math.isfinite(total):
-        counted = "" if values is None else f": {int((~np.isfinite(values)).sum())} of {values.size}"
-        raise OutputError(f"{name} holds NaN or infinite values{counted}")
-
-
-def suppress(boxes: Floats, scores: Floats, class_ids: npt.NDArray[Any], iou_threshold: float) -> Integers:
-    """Indices of the boxes that greedy non-maximum suppression per class keeps, best score first; equal scores stay in
-    order. boxes: (N, 4) x1, y1, x2, y2. A box is dropped if its intersection over union with a better one is above the
-    threshold.
-    """
-    if not len(boxes):
-        return np.zeros(0, np.int64)
-    # OpenCV's loop takes a tenth of the time of one in NumPy. It separates classes by offsets, which negative
-    # coordinates would break.
-    corners = boxes.astype(np.float64) - min(float(boxes.min()), 0.0)
-    corners[:, 2:] -= corners[:, :2]
-    arguments: Any = corners, scores, class_ids.astype(np.int32), 0.0, iou_threshold
-    kept = cv2.dnn.NMSBoxesBatched(*arguments)
-    return np.asarray(kept, np.int64).reshape(-1)
-
-
 class Decoder:
     """Raw outputs of a network on the CPU and the source image's (H, W) -> a result, such as Detections or Lanes.
 
@@ -77,10 +55,13 @@ class Decoder:
     be set at any time; a call in progress may still use the old values. Raises ValueError, see :meth:`check_labels`.
     """
 
-    #: Name of the decoder, and shapes of the outputs that it reads, in any order.
+    #: Name of the decoder, shapes of the outputs that it reads (in any order), and the same for people.
     name: ClassVar[str] = ""
-    signature: ClassVar[str] = ""
     patterns: ClassVar[Sequence[Pattern]] = ()
+    signature: ClassVar[str] = ""
+    #: The other fields of its DecoderSpec.
+    result_kind: ClassVar[str] = "detections"
+    default_labels: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -110,20 +91,23 @@ class Decoder:
             raise ValueError(f"keep = {list(keep)}: no class {unknown[0]!r}; allowed: {', '.join(labels)}")
 
     @classmethod
-    def fits(cls, layout: Layout) -> Match | Difference:
+    def matches(cls, layout: Layout) -> Bound | Difference:
         """Whether this decoder can read such outputs, if it is named."""
-        return cls.recognize(layout)
+        return match(layout, cls.patterns)
+
+    @classmethod
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        """How certain it is that outputs which match are meant for this decoder, and why. axes: see Bound."""
+        return POSSIBLE, "the shapes"
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
         """Whether this decoder reads such outputs, and how certain that is."""
-        return cls.matches_patterns(layout)
-
-    @classmethod
-    def matches_patterns(cls, layout: Layout) -> Match | Difference:
-        """Whether the outputs have the shapes of `patterns`."""
-        found = match_classes(layout, cls.patterns)
-        return found if isinstance(found, Difference) else Match(POSSIBLE, "the shapes", found.axes.get("classes", 0))
+        found = cls.matches(layout)
+        if isinstance(found, Difference):
+            return found
+        judged = cls.certainty(found.axes, layout)
+        return judged if isinstance(judged, Difference) else Match(*judged, found.axes["classes"])
 
     @property
     def score_threshold(self) -> float:
@@ -140,20 +124,22 @@ class Decoder:
         Raises OutputError for a wrong number, shape or class count, NaN or infinity.
         """
         self.check(outputs)
-        arrays = [to_array(output) for output in outputs]
+        # They share memory with the outputs where possible.
+        arrays = [np.asarray(each.float().numpy() if hasattr(each, "float") else each, np.float32) for each in outputs]
         for index, array in enumerate(arrays):
             # If the sum in float32 is finite, all values are; if not, it may have overflowed.
             with np.errstate(over="ignore", invalid="ignore"):
                 finite = math.isfinite(array.sum())
-            if not finite:
-                expect_finite(f"output {index}", float(array.sum(dtype=np.float64)), array)
+            if not finite and not math.isfinite(array.sum(dtype=np.float64)):
+                bad = int((~np.isfinite(array)).sum())
+                raise OutputError(f"output {index} holds NaN or infinite values: {bad} of {array.size}")
         return self.decode(arrays, source_size)
 
     def check(self, outputs: Sequence[Values]) -> None:
         """Raise OutputError if the number or the shapes of the outputs are not those that this decoder reads."""
         size = (self.preprocess.width, self.preprocess.height)
         layout = Layout(tuple(tuple(output.shape) for output in outputs), size, len(self.labels))
-        found = self.fits(layout)
+        found = self.matches(layout)
         if isinstance(found, Difference):
             raise OutputError(
                 f"outputs of shapes {layout}, but decoder {self.name} with {len(self.labels)} class(es) reads "
@@ -162,64 +148,115 @@ class Decoder:
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Any:
         """Decode checked outputs."""
+        assert self.reduce is not None  # otherwise this method is overridden
+        return self.decode_reduced(self.reduce(outputs), source_size)
+
+    #: For decoders that are worth splitting: raw outputs, float32 tensors on any device -> less, on the same device. It
+    #: must also take arrays unless `decode` is overridden.
+    reduce: Callable[[Sequence[Values]], tuple[Values, ...]] | None = None
+
+    def decode_reduced(self, reduced: Sequence[Any], source_size: tuple[int, int]) -> Any:
+        """Decode the result of `reduce`, as arrays of finite numbers."""
         raise NotImplementedError
 
     def in_two_parts(self) -> TwoParts | None:
         """The decoder split in two, if reducing the outputs on the device saves time; None otherwise."""
-        return None
+        reduce = self.reduce
+        if reduce is None:
+            return None
 
-    def select(self, boxes: Floats, scores: Floats, class_ids: Integers, source_size: tuple[int, int]) -> Detections:
+        def decode(reduced: Sequence[Values], source_size: tuple[int, int]) -> Any:
+            arrays = [np.asarray(each) for each in reduced]
+            if not math.isfinite(sum(float(each.sum(dtype=np.float64)) for each in arrays if each.dtype.kind == "f")):
+                raise OutputError("an output holds NaN or infinite values")
+            return self.decode_reduced(arrays, source_size)
+
+        return TwoParts(lambda outputs: reduce([output.float() for output in outputs]), decode)
+
+    def select(
+        self, boxes: Floats, scores: Floats, class_ids: Integers, source_size: tuple[int, int], **options: Any
+    ) -> Detections:
+        """The candidates that :meth:`choose` chooses, with the same arguments."""
+        index, corners = self.choose(boxes, scores, class_ids, source_size, **options)
+        found = scores[index].astype(np.float32, copy=False), class_ids[index].astype(np.int64, copy=False)
+        return Detections(corners.astype(np.float32, copy=False), *found, self.labels)
+
+    def choose(
+        self,
+        boxes: Floats,
+        scores: Floats,
+        class_ids: Integers,
+        source_size: tuple[int, int],
+        *,
+        suppressed: bool = True,
+        limit: int = MAX_CANDIDATES,
+    ) -> tuple[Integers, Floats]:
         """Candidates (all classes, any order) -> the kept classes over the threshold, after NMS per class, clipped.
 
         The best score comes first; equal scores stay in order, which also decides which of two boxes NMS keeps. boxes:
-        (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. A decoder with many
-        candidates should drop those under the threshold before it computes their boxes.
-        """
-        chosen = scores >= self.score_threshold
-        if self.kept:
-            chosen &= np.isin(class_ids, self.kept)
-        indices = np.flatnonzero(chosen)
-        if len(indices) > MAX_CANDIDATES:
-            indices = indices[np.argsort(-scores[indices], kind="stable")[:MAX_CANDIDATES]]
-        corners, values, ids = boxes[indices], scores[indices], class_ids[indices]
-        corners = self.preprocess.geometry(source_size).to_source(corners)
-        if len(indices) > 1:
-            best = suppress(corners, values, ids, self.iou_threshold)
-            corners, values, ids = corners[best], values[best], ids[best]
-        return self.finish(corners, values, ids, source_size)
+        (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. suppressed: False
+        for a network that leaves no duplicates. limit: number of candidates that are considered, the best ones. A
+        decoder with many candidates should drop those under the threshold before it computes their boxes.
 
-    def select_ranked(
-        self, boxes: Floats, scores: Floats, class_ids: Integers, source_size: tuple[int, int]
-    ) -> Detections:
-        """As :meth:`select`, for a network that leaves no duplicates: without non-maximum suppression.
-
-        Raises OutputError for a class without a name.
+        Returns the indices (K,) of at most max_detections candidates and their boxes (K, 4) in source pixels, inside
+        the image. Raises OutputError for a class without a name.
         """
-        chosen = scores >= self.score_threshold
-        ids = class_ids[chosen]
+        index = np.flatnonzero(scores >= self.score_threshold)
+        ids = class_ids[index]
         if len(ids) and not 0 <= ids.min() <= ids.max() < len(self.labels):
             wrong = int(ids.max() if ids.max() >= len(self.labels) else ids.min())
             raise OutputError(f"class {wrong} in the outputs; labels has {len(self.labels)} names")
         if self.kept:
-            chosen &= np.isin(class_ids, self.kept)
-        index = np.flatnonzero(chosen)
-        index = index[np.argsort(-scores[index], kind="stable")]
+            index = index[np.isin(ids, self.kept)]
+        index = index[np.argsort(-scores[index], kind="stable")[:limit]]
         corners = self.preprocess.geometry(source_size).to_source(boxes[index])
-        return self.finish(corners, scores[index], class_ids[index], source_size)
+        if suppressed and len(index) > 1:
+            best = suppress(corners, scores[index], class_ids[index], self.iou_threshold)
+            index, corners = index[best], corners[best]
+        height, width = source_size
+        corners = np.minimum(np.maximum(corners, 0), np.array([width, height, width, height], np.float32))
+        has_area = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])
+        inside = np.flatnonzero(has_area)[: self.max_detections]
+        return index[inside], corners[inside]
 
-    def finish(
-        self, boxes: Floats, scores: Floats, class_ids: npt.NDArray[Any], source_size: tuple[int, int]
-    ) -> Detections:
-        """Boxes in source pixels, best first -> the best max_detections inside the image, clipped to it."""
-        if len(boxes):
-            height, width = source_size
-            clipped = np.minimum(np.maximum(boxes, 0), np.array([width, height, width, height], np.float32))
-            has_area = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
-            inside = np.flatnonzero(has_area)[: self.max_detections]
-            boxes, scores, class_ids = clipped[inside], scores[inside], class_ids[inside]
-        return Detections(
-            boxes=boxes.astype(np.float32, copy=False),
-            scores=scores.astype(np.float32, copy=False),
-            class_ids=class_ids.astype(np.int64, copy=False),
-            labels=self.labels,
-        )
+
+def suppress(boxes: Floats, scores: Floats, class_ids: Integers, iou_threshold: float) -> Integers:
+    """Indices of the boxes that greedy non-maximum suppression per class keeps, best score first; equal scores stay in
+    order. boxes: (N, 4) x1, y1, x2, y2, N > 0. A box is dropped if its intersection over union with a better one is
+    above the threshold.
+    """
+    # OpenCV's loop takes a tenth of the time of one in NumPy. It separates classes by offsets, which negative
+    # coordinates would break.
+    corners = boxes.astype(np.float64) - min(float(boxes.min()), 0.0)
+    corners[:, 2:] -= corners[:, :2]
+    arguments: Any = corners, scores, class_ids.astype(np.int32), 0.0, iou_threshold
+    kept = cv2.dnn.NMSBoxesBatched(*arguments)
+    return np.asarray(kept, np.int64).reshape(-1)
+
+
+def library(values: Values) -> Any:
+    """NumPy or PyTorch, whichever `values` belong to, for the functions whose names and arguments are the same."""
+    if isinstance(values, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+def sigmoid(values: Values) -> Values:
+    """1 / (1 + exp(-x)) of each value, without overflow."""
+    return 0.5 * (1.0 + library(values).tanh(0.5 * values))
+
+
+def logsumexp(values: Values) -> Values:
+    """log(sum(exp(values))) over the first axis."""
+    lib = library(values)
+    top = lib.amax(values, 0)
+    return top + lib.log(lib.exp(values - top).sum(0))
+
+
+def softmax(rows: Values) -> Values:
+    """Softmax over the second axis of (N, K)."""
+    lib = library(rows)
+    powers = lib.exp(rows - lib.amax(rows, 1)[:, None])
+    return powers / powers.sum(1)[:, None]

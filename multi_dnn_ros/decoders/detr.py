@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, softmax
-from multi_dnn_ros.decoders.base import LIMIT, Decoder, TwoParts
-from multi_dnn_ros.decoders.layout import (
-    EXACT,
-    LIKELY,
-    POSSIBLE,
-    Difference,
-    Layout,
-    Match,
-    Pattern,
-    match,
-    match_classes,
-)
+from multi_dnn_ros.decoders.base import IMAGENET, LIMIT, Decoder, Floats, Integers, Values, softmax
+from multi_dnn_ros.decoders.layout import EXACT, LIKELY, POSSIBLE, Bound, Difference, Layout, Pattern, match_any
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.decoders.rows import RowDecoder, Rows, from_shares
 from multi_dnn_ros.decoders.yolo import EndToEndDecoder
@@ -29,37 +19,37 @@ from multi_dnn_ros.vision.results import Detections, OutputError
 MAX_QUERIES = 1000
 #: Number of queries of DETR; its successors have more, and no class for "no object".
 _QUERIES = 100
-#: Outputs of exports with selection: labels, boxes and scores; without the axis of length 1, as torchvision exports
-#: them; with boxes and scores in one output, as mmdeploy exports them.
-_SEPARATE: tuple[Pattern, ...] = ((1, "N"), (1, "N", 4), (1, "N"))
-_UNBATCHED: tuple[Pattern, ...] = (("N",), ("N", 4), ("N",))
-_BOXES_WITH_SCORES: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
 
 
-class RtDetrDecoder(RowDecoder):
+class _QueryDecoder(RowDecoder):
+    """Boxes cx, cy, w, h as shares of the input, one per query."""
+
+    suppressed: ClassVar[bool] = False
+
+    @classmethod
+    def matches(cls, layout: Layout) -> Bound | Difference:
+        found = super().matches(layout)
+        if isinstance(found, Bound) and found.axes["queries"] > MAX_QUERIES:
+            return Difference(f"{found.axes['queries']} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
+        return found
+
+    def corners(self, raw: Floats, index: Integers) -> Floats:
+        return from_shares(raw, self.preprocess)
+
+
+class RtDetrDecoder(_QueryDecoder):
     """(1, queries, 4 + classes): cx, cy, w, h as shares of the input, a probability per class.
 
     RT-DETR as Ultralytics exports it: one box per query, of its best class (arXiv:2304.08069).
     """
 
     name = "rtdetr"
-    signature = "(1, queries, 4 + classes)"
-    patterns: ClassVar[Sequence[Pattern]] = ((1, "queries", ("classes", 4)),)
-    suppress: ClassVar[bool] = False
+    signature = "(1, queries, 4 + classes): box as shares of the input, classes (RT-DETR by Ultralytics)"
+    patterns = ((1, "queries", ("classes", 4)),)
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match_classes(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        queries, classes = found.axes.get("queries", 0), found.axes.get("classes", 0)
-        if queries > MAX_QUERIES:
-            return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
-        return Match(*cls.certainty(queries, classes, layout.classes), classes)
-
-    @classmethod
-    def certainty(cls, queries: int, classes: int, named: int) -> tuple[int, str]:
-        """Certainty and reason for outputs that fit. named: number of known class names; 0: unknown."""
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        queries, classes = axes["queries"], axes["classes"]
         # Rows of 6 numbers are more probably box, score and class. More classes than queries: probably a transposed
         # output.
         certainty = LIKELY if queries and 2 < classes <= queries else POSSIBLE
@@ -69,39 +59,37 @@ class RtDetrDecoder(RowDecoder):
         rows = outputs[0][0]
         return Rows(rows[:, :4], rows[:, 4:])
 
-    def corners(self, raw: Floats, index: Integers) -> Floats:
-        return from_shares(raw, self.preprocess)
+
+def _logits_and_boxes(outputs: Sequence[Values]) -> tuple[Values, Values]:
+    """(queries, columns) logits and (queries, 4) boxes. If both have 4 columns, the first one has the logits."""
+    swapped = outputs[1].shape[2] != 4
+    return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
 
 
-class DetrDecoder(RtDetrDecoder):
+class DetrDecoder(_QueryDecoder):
     """Logits (1, queries, classes + 1), the last for "no object", and boxes (1, queries, 4): cx, cy, w, h as shares of
     the input.
 
-    DETR of Hugging Face: score = softmax over the classes; one box per query, of its best class (arXiv:2005.12872). If
-    both outputs have 4 columns, the first one has the logits.
+    DETR of Hugging Face: score = softmax over the classes; one box per query, of its best class (arXiv:2005.12872).
     """
 
     name = "detr"
-    signature = "(1, queries, classes + 1) and (1, queries, 4)"
-    patterns: ClassVar[Sequence[Pattern]] = ((1, "queries", ("classes", 1)), (1, "queries", 4))
+    signature = '(1, queries, classes + 1) logits with "no object" last, (1, queries, 4) boxes (DETR of Hugging Face)'
+    patterns = ((1, "queries", ("classes", 1)), (1, "queries", 4))
 
     @classmethod
-    def certainty(cls, queries: int, classes: int, named: int) -> tuple[int, str]:
-        if named:
-            return LIKELY, f"{named} class names and one logit more"
-        return (LIKELY if queries == _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        if layout.classes:
+            return LIKELY, f"{layout.classes} class names and one logit more"
+        certainty = LIKELY if axes["queries"] == _QUERIES else POSSIBLE
+        return certainty, f"logits and boxes of {axes['queries'] or '?'} queries"
 
     def rows(self, outputs: Sequence[Values]) -> Rows:
-        logits, boxes = self.split(outputs)
+        logits, boxes = _logits_and_boxes(outputs)
         return Rows(boxes, softmax(logits)[:, :-1])
 
-    def split(self, outputs: Sequence[Values]) -> tuple[Values, Values]:
-        """(queries, columns) logits and (queries, 4) boxes of checked outputs."""
-        swapped = outputs[1].shape[2] != 4
-        return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
 
-
-class DetrSigmoidDecoder(DetrDecoder):
+class DetrSigmoidDecoder(Decoder):
     """Logits (1, queries, classes) and boxes (1, queries, 4): cx, cy, w, h as shares of the input.
 
     RT-DETR, D-FINE, Deformable and Conditional DETR of Hugging Face: score = sigmoid; a query may report several
@@ -110,29 +98,29 @@ class DetrSigmoidDecoder(DetrDecoder):
     """
 
     name = "detr_sigmoid"
-    signature = "(1, queries, classes) and (1, queries, 4)"
+    signature = "(1, queries, classes) logits, (1, queries, 4) boxes (RT-DETR, D-FINE of Hugging Face)"
     patterns = ((1, "queries", "classes"), (1, "queries", 4))
 
     @classmethod
-    def certainty(cls, queries: int, classes: int, named: int) -> tuple[int, str]:
-        if named:
-            return LIKELY, f"{named} class names and as many logits"
-        return (LIKELY if queries > _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        if axes["queries"] > MAX_QUERIES:
+            return Difference(f"{axes['queries']} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
+        if layout.classes:
+            return LIKELY, f"{layout.classes} class names and as many logits"
+        certainty = LIKELY if axes["queries"] > _QUERIES else POSSIBLE
+        return certainty, f"logits and boxes of {axes['queries'] or '?'} queries"
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
-        logits, boxes = self.split(outputs)
+        logits, boxes = _logits_and_boxes(outputs)
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
         query, class_ids = np.nonzero(logits >= np.log(threshold / (1.0 - threshold)))
         values = logits[query, class_ids]
-        if len(values) > len(logits):
-            best = np.argsort(-values, kind="stable")[: len(logits)]
-            query, class_ids, values = query[best], class_ids[best], values[best]
+        best = np.argsort(-values, kind="stable")[: len(logits)]
+        query, class_ids, values = query[best], class_ids[best], values[best]
         # In float64, exp does not overflow for any float32 logit over the threshold.
         scores = (1.0 / (1.0 + np.exp(-values.astype(np.float64)))).astype(np.float32)
-        return self.select_ranked(self.corners(boxes[query].clip(-LIMIT, LIMIT), query), scores, class_ids, source_size)
-
-    def in_two_parts(self) -> TwoParts | None:
-        return None
+        corners = from_shares(boxes[query].clip(-LIMIT, LIMIT), self.preprocess)
+        return self.select(corners, scores, class_ids, source_size, suppressed=False)
 
 
 class RtDetrSelectedDecoder(EndToEndDecoder):
@@ -143,14 +131,11 @@ class RtDetrSelectedDecoder(EndToEndDecoder):
     """
 
     name = "rtdetr_selected"
-    signature = "(1, queries, 6)"
+    signature = "(1, queries, 6): box as shares of the input, score, class (RT-DETR by Ultralytics since May 2026)"
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = super().recognize(layout)
-        if isinstance(found, Difference):
-            return found
-        return Match(POSSIBLE, "rows of 6 numbers, if the first four are shares of the input")
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        return POSSIBLE, "rows of 6 numbers, if the first four are shares of the input"
 
     def corners(self, rows: Floats) -> Floats:
         return from_shares(rows, self.preprocess)
@@ -159,23 +144,32 @@ class RtDetrSelectedDecoder(EndToEndDecoder):
 class PostprocessedDecoder(Decoder):
     """Labels (1, N), boxes (1, N, 4) x1, y1, x2, y2 in input pixels and scores (1, N), in any order.
 
-    Variants: without the axis of length 1, and with boxes and scores in one output (1, N, 5). RT-DETR and D-FINE
-    (github.com/lyuwenyu/RT-DETR, github.com/Peterande/D-FINE) give such outputs if their second input,
-    orig_target_sizes, is fixed to the input size. Labels are whole numbers and scores are not; if that does not
-    distinguish them, the labels come first.
+    Variants: without the axis of length 1, as torchvision exports them, and with boxes and scores in one output
+    (1, N, 5), as mmdeploy does. RT-DETR and D-FINE (github.com/lyuwenyu/RT-DETR, github.com/Peterande/D-FINE) give such
+    outputs if their second input, orig_target_sizes, is fixed to the input size. Labels are whole numbers and scores
+    are not; if that does not distinguish them, the labels come first.
     """
 
     name = "postprocessed"
-    signature = "labels (1, N), boxes (1, N, 4), scores (1, N)"
+    signature = (
+        "labels (1, N), boxes (1, N, 4) in input pixels, scores (1, N); or boxes with scores (1, N, 5), labels "
+        "(RT-DETR, D-FINE, torchvision, mmdeploy)"
+    )
+    variants: ClassVar[Sequence[Sequence[Pattern]]] = (
+        ((1, "N"), (1, "N", 4), (1, "N")),
+        (("N",), ("N", 4), ("N",)),
+        ((1, "N"), (1, "N", 5)),
+    )
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
+    def matches(cls, layout: Layout) -> Bound | Difference:
+        return match_any(layout, cls.variants)
+
+    @classmethod
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
         if len(layout.shapes) == 2:
-            found = match(layout, _BOXES_WITH_SCORES)
-            return found if isinstance(found, Difference) else Match(LIKELY, "boxes with scores, and labels")
-        unbatched = sorted(map(len, layout.shapes)) == [1, 1, 2]
-        found = match(layout, _UNBATCHED if unbatched else _SEPARATE)
-        return found if isinstance(found, Difference) else Match(EXACT, "labels, boxes and scores")
+            return LIKELY, "boxes with scores, and labels"
+        return EXACT, "labels, boxes and scores"
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
         if len(outputs) == 2:
@@ -190,30 +184,16 @@ class PostprocessedDecoder(Decoder):
         labels, scores = labels.reshape(-1), scores.reshape(-1)
         if not _is_integral(labels):
             raise OutputError("decoder postprocessed: no output other than the boxes holds whole numbers")
-        return self.select_ranked(boxes.clip(-LIMIT, LIMIT), scores, labels.astype(np.int64), source_size)
+        boxes = boxes.clip(-LIMIT, LIMIT)
+        return self.select(boxes, scores, labels.astype(np.int64), source_size, suppressed=False)
 
 
 def _is_integral(values: Floats) -> bool:
     return bool((values == np.round(values)).all())
 
 
-SPEC = DecoderSpec.of(
-    DetrDecoder,
-    '(1, queries, classes + 1) logits with "no object" last, (1, queries, 4) boxes (DETR of Hugging Face)',
-    preprocess={"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
-)
-SIGMOID = DecoderSpec.of(
-    DetrSigmoidDecoder, "(1, queries, classes) logits, (1, queries, 4) boxes (RT-DETR, D-FINE of Hugging Face)"
-)
-RTDETR = DecoderSpec.of(
-    RtDetrDecoder, "(1, queries, 4 + classes): box as shares of the input, classes (RT-DETR by Ultralytics)"
-)
-RTDETR_SELECTED = DecoderSpec.of(
-    RtDetrSelectedDecoder,
-    "(1, queries, 6): box as shares of the input, score, class (RT-DETR by Ultralytics since May 2026)",
-)
-POSTPROCESSED = DecoderSpec.of(
-    PostprocessedDecoder,
-    "labels (1, N), boxes (1, N, 4) in input pixels, scores (1, N); or boxes with scores (1, N, 5), labels "
-    "(RT-DETR, D-FINE, torchvision, mmdeploy)",
-)
+SPEC = DecoderSpec.of(DetrDecoder, preprocess=IMAGENET)
+SIGMOID = DecoderSpec.of(DetrSigmoidDecoder)
+RTDETR = DecoderSpec.of(RtDetrDecoder)
+RTDETR_SELECTED = DecoderSpec.of(RtDetrSelectedDecoder)
+POSTPROCESSED = DecoderSpec.of(PostprocessedDecoder)

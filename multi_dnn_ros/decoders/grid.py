@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values
-from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.base import Decoder, Floats, Integers, Values
 from multi_dnn_ros.decoders.detr import MAX_QUERIES
-from multi_dnn_ros.decoders.layout import (
-    LIKELY,
-    POSSIBLE,
-    Difference,
-    Layout,
-    Match,
-    check_classes,
-    match,
-    match_classes,
-)
+from multi_dnn_ros.decoders.layout import LIKELY, POSSIBLE, Difference, Layout
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.decoders.rows import RowDecoder, Rows
 from multi_dnn_ros.vision.results import Detections
@@ -39,27 +30,17 @@ class GridDecoder(Decoder):
     patterns = ((1, ("classes", 5), "rows", "columns"),)
 
     @classmethod
-    def fits(cls, layout: Layout) -> Match | Difference:
-        return cls.matches_patterns(layout)
-
-    @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
         """The best match is one cell per 16 x 16 pixels, as in FastestDet."""
-        found = match_classes(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        classes = found.axes.get("classes", 0)
-        columns, rows = found.axes.get("columns", 0), found.axes.get("rows", 0)
+        columns, rows = axes["columns"], axes["rows"]
         if layout.size == (16 * columns, 16 * rows):
-            return Match(LIKELY, "one cell per 16 x 16 pixels", classes)
+            return LIKELY, "one cell per 16 x 16 pixels"
         if layout.size is not None and columns and rows:
-            width, height = layout.size
-            if width % columns or height % rows or width // columns != height // rows or width // columns < _MIN_STRIDE:
-                return Difference(
-                    f"{columns} x {rows} cells in an input of {width} x {height}; expected one per n x n pixels, n at "
-                    f"least {_MIN_STRIDE}", 2.0,
-                )  # fmt: skip
-        return Match(POSSIBLE, "a grid with at least 6 channels", classes)
+            stride = layout.size[0] // columns
+            if (columns * stride, rows * stride) != layout.size or stride < _MIN_STRIDE:
+                size, expected = "{} x {}".format(*layout.size), f"one per n x n pixels, n at least {_MIN_STRIDE}"
+                return Difference(f"{columns} x {rows} cells in an input of {size}; expected {expected}", 2.0)
+        return POSSIBLE, "a grid with at least 6 channels"
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
         channels, rows, columns = outputs[0][0].shape
@@ -87,21 +68,15 @@ class SsdDecoder(RowDecoder):
     """
 
     name = "ssd"
-    signature = "(1, N, classes) and (1, N, 4)"
+    signature = "(1, N, classes) probabilities with background first, (1, N, 4) corners as shares of the input (SSD)"
+    patterns = ((1, "N", "classes"), (1, "N", 4))
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "N", ("others", 1)), (1, "N", 4)])
-        if isinstance(found, Difference):
-            return found
-        count, others = found.axes.get("N", 0), found.axes.get("others", 0)
-        classes = others + 1 if others else 0
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
-        if count > MAX_QUERIES:
-            return Match(LIKELY, f"{count} boxes with {classes or '?'} classes", classes)
-        why = f"{count or '?'} boxes, which are few for anchors, with {classes or '?'} classes"
-        return Match(POSSIBLE, why, classes)
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        if axes["classes"] == 1:
+            return Difference("1 class, which would be background", 1.0)
+        what = f"{axes['N'] or '?'} boxes with {axes['classes'] or '?'} classes"
+        return (LIKELY, what) if axes["N"] > MAX_QUERIES else (POSSIBLE, f"{what}, which are few for anchors")
 
     def rows(self, outputs: Sequence[Values]) -> Rows:
         swapped = outputs[1].shape[2] != 4
@@ -119,9 +94,5 @@ class SsdDecoder(RowDecoder):
 
 
 SPEC = DecoderSpec.of(GridDecoder, preprocess={"bgr": True})  # FastestDet is trained on BGR images, stretched
-SSD = DecoderSpec.of(
-    SsdDecoder,
-    "(1, N, classes) probabilities with background first, (1, N, 4) corners as shares of the input (SSD)",
-    # (grey level - 127) / 128
-    preprocess={"mean": (127 / 255, 127 / 255, 127 / 255), "std": (128 / 255, 128 / 255, 128 / 255)},
-)
+# (grey level - 127) / 128
+SSD = DecoderSpec.of(SsdDecoder, preprocess={"mean": (127 / 255,) * 3, "std": (128 / 255,) * 3})

@@ -1,18 +1,79 @@
-"""Networks that return lane lines as curves (LSTR) or as positions per strip of the image (CLRNet)."""
+"""Lane lines from networks that return points or curves of each line: LSTR (curves), CLRNet (positions per strip)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.decoders.arrays import Floats as Array
 from multi_dnn_ros.decoders.base import Decoder
-from multi_dnn_ros.decoders.layout import EXACT, LIKELY, Difference, Layout, Match, match
-from multi_dnn_ros.decoders.point_lanes import Floats, clipped, in_source, inside, lanes_of_points
+from multi_dnn_ros.decoders.base import Floats as Array
+from multi_dnn_ros.decoders.layout import EXACT, LIKELY, Bound, Difference, Layout, match
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.results import Lanes
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.results import Lane, Lanes
+
+Floats = npt.NDArray[np.float64]
+
+#: Maximum width of the mask of lane numbers.
+_MASK_WIDTH = 320
+#: Tolerance in pixels: a network's last row is the edge of the image, and rounding must not move it outside.
+_ROUNDING = 1e-3
+
+
+def in_source(
+    x: Floats, y: Floats, preprocess: Preprocess, source_size: tuple[int, int]
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Points x, y (N,) in pixels of the network's input -> u, v (N, 2) in pixels of a source image of (H, W), and
+    which of them (N,) lie in the image, its edges included.
+    """
+    geometry = preprocess.geometry(source_size)
+    points = np.stack([(x - geometry.left) / geometry.scale_x, (y - geometry.top) / geometry.scale_y], axis=1)
+    end = np.array([source_size[1], source_size[0]]) + _ROUNDING
+    return points, np.asarray(((points >= -_ROUNDING) & (points <= end)).all(axis=1))
+
+
+def lanes_of_points(found: Sequence[tuple[Floats, float]], source_size: tuple[int, int], max_detections: int) -> Lanes:
+    """The best `max_detections` lines, numbered from the left, with a curve fitted to the points of each.
+
+    found: for each line its points (K, 2) u, v in source pixels inside the image, K >= 2, from the bottom up, and its
+    score in 0..1. source_size: (H, W).
+    """
+    end = np.array([source_size[1], source_size[0]]) - 1.0
+    best = [(line.clip(0.0, end), score) for line, score in sorted(found, key=lambda line: -line[1])[:max_detections]]
+    fitted = [(points, _fitted(points), score) for points, score in best]
+    fitted.sort(key=lambda line: float(np.polyval(line[1][::-1], source_size[0] - 1)))
+    lanes = tuple(
+        Lane(number, points.astype(np.float32), curve, score)
+        for number, (points, curve, score) in enumerate(fitted, start=1)
+    )
+    return Lanes(_numbers(lanes, source_size), lanes, source_size)
+
+
+def _fitted(points: Floats) -> Floats:
+    """c0, c1, c2 of u = c0 + c1 v + c2 v^2 by least squares; with fewer than 3 points the solution of smallest norm."""
+    u, v = points.T
+    middle, span = v.mean(), max(np.ptp(v), 1.0)
+    t = (v - middle) / span
+    a, b, c = np.linalg.lstsq(np.stack([np.ones_like(t), t, t * t], axis=1), u, rcond=None)[0]
+    b, c = b / span, c / span**2
+    return np.array([a - b * middle + c * middle**2, b - 2.0 * c * middle, c])
+
+
+def _numbers(lanes: Sequence[Lane], source_size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Mask (h, w) of an image of (H, W), at most _MASK_WIDTH columns: the number of the line at each pixel, 0: none."""
+    height, width = source_size
+    size = (min(_MASK_WIDTH, width), max(1, round(min(_MASK_WIDTH, width) * height / width)))
+    numbers = np.zeros((size[1], size[0]), np.uint8)
+    scale = np.array([size[0] / width, size[1] / height])
+    for lane in lanes:
+        points = np.floor(lane.points * scale).astype(np.int32)
+        cv2.polylines(numbers, [points], False, lane.number, 2)
+    return numbers
+
 
 #: Points per line.
 _POINTS = 48
@@ -20,9 +81,6 @@ _POINTS = 48
 _NUMBERS = 8
 #: Minimum number of points of a lane.
 _MIN_POINTS = 2
-#: Number of outputs of the public exports: logits and curves; or also those of the layer before the last, and attention
-#: weights.
-_COUNTS = (2, 5)
 
 
 class LstrDecoder(Decoder):
@@ -34,16 +92,19 @@ class LstrDecoder(Decoder):
     """
 
     name = "lstr"
-    signature = "(1, lines, 2), (1, lines, 8)"
+    signature = "(1, lines, 2) logits, (1, lines, 8) curves; three further outputs are not read (LSTR)"
+    result_kind = "lanes"
+    default_labels = ("lane",)
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        if len(layout.shapes) not in _COUNTS:
-            return Difference(f"{_COUNTS[0]} or {_COUNTS[1]} outputs expected, found {len(layout.shapes)}", 8.0)
-        found = match(Layout(layout.shapes[:2]), [(1, "lines", 2), (1, "lines", _NUMBERS)])
-        if isinstance(found, Difference):
-            return found
-        return Match(EXACT, f"{found.axes.get('lines') or '?'} curves of {_NUMBERS} numbers")
+    def matches(cls, layout: Layout) -> Bound | Difference:
+        if len(layout.shapes) not in (2, 5):  # of the public exports; the other three are of an earlier layer
+            return Difference(f"2 or 5 outputs expected, found {len(layout.shapes)}", 8.0)
+        return match(Layout(layout.shapes[:2]), [(1, "lines", 2), (1, "lines", _NUMBERS)])
+
+    @classmethod
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        return EXACT, f"{axes['lines'] or '?'} curves of {_NUMBERS} numbers"
 
     def decode(self, outputs: Sequence[Array], source_size: tuple[int, int]) -> Lanes:
         logits, curves = sorted(
@@ -55,11 +116,10 @@ class LstrDecoder(Decoder):
             if score < self.score_threshold:
                 continue
             x, y = _points(curve)
-            u, v = in_source(x * self.preprocess.width, y * self.preprocess.height, self.preprocess, source_size)
-            seen = inside(u, v, source_size)
-            points = np.stack([u[seen], v[seen]], axis=1)
-            if len(points) >= _MIN_POINTS:
-                found.append((clipped(points, source_size), float(score)))
+            size = self.preprocess.width, self.preprocess.height
+            points, inside = in_source(x * size[0], y * size[1], self.preprocess, source_size)
+            if inside.sum() >= _MIN_POINTS:
+                found.append((points[inside], float(score)))
         return lanes_of_points(found, source_size, self.max_detections)
 
 
@@ -80,7 +140,6 @@ _HEADER = 6
 _SIZE = (800, 320)
 #: Two lines are the same if their mean distance over shared strips is below this, in pixels of an input 800 wide.
 _MIN_DISTANCE = 50.0
-#: Minimum number of points of a lane.
 
 
 class ClrNetDecoder(Decoder):
@@ -97,19 +156,19 @@ class ClrNetDecoder(Decoder):
     """
 
     name = "clrnet"
-    signature = "(1, candidates, 78)"
+    signature = "(1, candidates, 78): 2 logits, start y, start x, angle, length, 72 columns (CLRNet)"
+    patterns = ((1, "candidates", _HEADER + _POSITIONS),)
+    result_kind = "lanes"
+    default_labels = ("lane",)
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "candidates", _HEADER + _POSITIONS)])
-        if isinstance(found, Difference):
-            return found
-        count = found.axes.get("candidates", 0)
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        count = axes["candidates"]
         # 73 classes of YOLO would have thousands of rows.
         if count > 1000:
             return Difference(f"{count} candidates; allowed: at most 1000", 1.0)
         known = count == 192 and layout.size == _SIZE and layout.classes <= 1
-        return Match(EXACT if known else LIKELY, f"{count or '?'} lines of {_POSITIONS} positions")
+        return EXACT if known else LIKELY, f"{count or '?'} lines of {_POSITIONS} positions"
 
     def decode(self, outputs: Sequence[Array], source_size: tuple[int, int]) -> Lanes:
         rows = outputs[0][0].astype(np.float64)
@@ -123,11 +182,9 @@ class ClrNetDecoder(Decoder):
         for row, score in zip(rows[kept], scores[kept], strict=True):
             x = row[_HEADER:]
             on = _on_line(row)
-            u, v = in_source(x[on] * self.preprocess.width, y[on], self.preprocess, source_size)
-            seen = inside(u, v, source_size)
-            points = np.stack([u[seen], v[seen]], axis=1)
-            if len(points) >= _MIN_POINTS:
-                found.append((clipped(points, source_size), float(score)))
+            points, inside = in_source(x[on] * self.preprocess.width, y[on], self.preprocess, source_size)
+            if inside.sum() >= _MIN_POINTS:
+                found.append((points[inside], float(score)))
         return lanes_of_points(found, source_size, self.max_detections)
 
 
@@ -172,23 +229,7 @@ def _on_line(row: Floats) -> npt.NDArray[np.bool_]:
     return on
 
 
-SPEC = DecoderSpec.of(
-    LstrDecoder,
-    "(1, lines, 2) logits, (1, lines, 8) curves; three further outputs are not read (LSTR)",
-    result_kind="lanes",
-    default_labels=("lane",),
-    # sample/tusimple.py and test/images.py of the repository: OpenCV's image, blue first, stretched; mean and deviation
-    # of db/tusimple.py.
-    preprocess={
-        "bgr": True,
-        "mean": (0.40789654, 0.44719302, 0.47026115),
-        "std": (0.28863828, 0.27408164, 0.27809835),
-    },
-)
-CLRNET = DecoderSpec.of(
-    ClrNetDecoder,
-    "(1, candidates, 78): 2 logits, start y, start x, angle, length, 72 columns (CLRNet)",
-    result_kind="lanes",
-    default_labels=("lane",),
-    preprocess={"bgr": True},
-)
+# sample/tusimple.py and test/images.py of the repository: OpenCV's image, blue first, stretched; db/tusimple.py.
+_LSTR_COLORS = {"mean": (0.40789654, 0.44719302, 0.47026115), "std": (0.28863828, 0.27408164, 0.27809835)}
+SPEC = DecoderSpec.of(LstrDecoder, preprocess={"bgr": True, **_LSTR_COLORS})
+CLRNET = DecoderSpec.of(ClrNetDecoder, preprocess={"bgr": True})

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.decoders.arrays import Values, joined, logsumexp
-from multi_dnn_ros.decoders.base import Decoder, TwoParts, expect_finite
-from multi_dnn_ros.decoders.lane_lines import Floats, Integers, Runs, find_runs, group_runs
-from multi_dnn_ros.decoders.layout import EXACT, POSSIBLE, Difference, Layout, Match, Pattern, match, match_classes
+from multi_dnn_ros.decoders.base import Decoder, Values, library, logsumexp
+from multi_dnn_ros.decoders.lane_lines import Floats, Lines, Runs, find_runs, group_runs
+from multi_dnn_ros.decoders.layout import EXACT, POSSIBLE, Difference, Layout, Pattern
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.results import NO_CLASS, Lane, Lanes, Mask, OutputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Map = npt.NDArray[np.float32]
+from multi_dnn_ros.vision.results import NO_CLASS, Lane, Lanes, Mask
 
 #: Wider masks are scaled down before lines are detected.
 MAX_WIDTH = 640
@@ -32,14 +27,13 @@ _POINTS = 48
 
 
 class MapDecoder(Decoder):
-    """(1, classes, h, w) logits of any resolution -> what :meth:`decode_map` makes of the logit of chosen classes
-    against the others.
+    """(1, classes, h, w) logits of any resolution -> what the subclass makes of the logit of chosen classes against
+    the others.
 
     One class: logit of it against background. Several: softmax logits; the chosen classes are those in `keep`, or the
     second of two. `iou_threshold` has no effect.
     """
 
-    signature = "(1, classes, h, w)"
     patterns: ClassVar[Sequence[Pattern]] = ((1, "classes", "h", "w"),)
     #: Word for the classes that `keep` names, for messages.
     noun: ClassVar[str] = ""
@@ -62,10 +56,9 @@ class MapDecoder(Decoder):
             )
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        """A map per class. Only the DNN's role can say what the maps show."""
-        found = match_classes(layout, cls.patterns)
-        return found if isinstance(found, Difference) else Match(POSSIBLE, "a map per class", found.axes["classes"])
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        """Only the DNN's role can say what the maps show."""
+        return POSSIBLE, "a map per class"
 
     @property
     def logit_threshold(self) -> float:
@@ -82,29 +75,13 @@ class MapDecoder(Decoder):
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.chosen_classes]
-        chosen, rest = (joined([logits[i : i + 1] for i in each]) for each in (self.chosen_classes, others))
+        join = library(logits).concatenate
+        chosen, rest = (join([logits[i : i + 1] for i in each]) for each in (self.chosen_classes, others))
         return logsumexp(chosen) - logsumexp(rest)
 
-    def decode(self, outputs: Sequence[Map], source_size: tuple[int, int]) -> Any:
-        return self.decode_map(self.chosen_logits(self.maps(outputs)), source_size)
-
-    def decode_map(self, logits: Map, source_size: tuple[int, int]) -> Any:
-        """Map (h, w) of logits of the chosen classes, and the source's (H, W) -> result."""
-        raise NotImplementedError
-
-    def in_two_parts(self) -> TwoParts:
-        """The first part leaves one map instead of one per class."""
-        return TwoParts(self.reduce, self.decode_reduced)
-
-    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Raw outputs on any device -> the map (h, w) of the logits of the chosen classes."""
-        return (self.chosen_logits(self.maps(outputs).float()),)
-
-    def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Any:
-        """Result of reduce(), on the CPU, and the source's (H, W) -> result. OutputError for NaN or infinity."""
-        logits = np.asarray(reduced[0])
-        expect_finite("the outputs", float(logits.sum(dtype=np.float64)))
-        return self.decode_map(logits, source_size)
+    def reduce(self, outputs: Sequence[Values]) -> tuple[Values, ...]:
+        """The map (h, w) of the logits of the chosen classes, instead of one per class."""
+        return (self.chosen_logits(self.maps(outputs)),)
 
 
 class LaneDecoder(MapDecoder):
@@ -115,47 +92,38 @@ class LaneDecoder(MapDecoder):
     """
 
     name = "lane"
+    signature = "(1, classes, h, w)"
+    result_kind = "lanes"
+    default_labels: ClassVar[tuple[str, ...]] = ("lane",)
     noun = "lane"
 
-    def decode_map(self, logits: Map, source_size: tuple[int, int]) -> Lanes:
+    def decode_reduced(self, reduced: Sequence[Any], source_size: tuple[int, int]) -> Lanes:
+        (logits,) = reduced
         height, width = logits.shape
         if width > MAX_WIDTH:
-            logits = np.asarray(cv2.resize(logits, _reduced_size(height, width)[::-1], interpolation=cv2.INTER_AREA))
-        logits = np.ascontiguousarray(without_padding(logits, self.preprocess, source_size))
+            size = MAX_WIDTH, max(1, round(height * MAX_WIDTH / width))
+            logits = np.asarray(cv2.resize(logits, size, interpolation=cv2.INTER_AREA))
+        logits = without_padding(logits, self.preprocess, source_size)
         runs = find_runs((logits >= self.logit_threshold).view(np.uint8))
-        found = group_runs(runs)
-        numbers = np.zeros((runs.height, runs.width), np.uint8)
-        count = min(len(found.curves), self.max_detections, MAX_LANES)
-        if not count:
-            return Lanes(numbers, (), source_size)
-        scale = (source_size[1] / runs.width, source_size[0] / runs.height)
-        curves = _curves_in_source(found.curves[:count], scale)
-        # From left to right.
-        order = _bottom_u(found.last_row[:count], curves, scale[1], source_size[0]).argsort(kind="stable")
-        curves = curves[order]
-        points = _points(found.first_row[order], found.last_row[order], curves, scale[1], source_size)
-
-        number_of_line = np.zeros(len(found.curves) + 1, np.intp)  # the last one is for the runs of no line
-        number_of_line[order] = np.arange(1, count + 1)
-        number_of_run = number_of_line[found.of_run]
-        chosen = np.flatnonzero(number_of_run)
-        number, lengths = number_of_run[chosen], (runs.end - runs.begin)[chosen]
-        pixels, begins = _pixels(runs, chosen)
-        values = np.maximum(logits.reshape(-1).take(pixels), -80.0)  # of lower ones, exp() in float32 is infinite
-        probability = np.add.reduceat(1.0 / (1.0 + np.exp(-values)), begins)  # the sum of each run's pixels
-        sums, sizes = (np.bincount(number, each, count + 1)[1:] for each in (probability, lengths))
-        numbers.reshape(-1)[pixels] = number.astype(np.uint8).repeat(lengths)
-        lanes = zip(range(1, count + 1), points, curves, (sums / sizes).tolist(), strict=True)
-        return Lanes(numbers, tuple(Lane(*lane) for lane in lanes), source_size)
-
-    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        from torch.nn import functional as F
-
-        (logits,) = super().reduce(outputs)
-        height, width = logits.shape
-        if width > MAX_WIDTH:
-            logits = F.interpolate(logits[None, None], _reduced_size(height, width), mode="area")[0, 0]
-        return (logits,)
+        found = group_runs(runs, source_size)
+        count, down = min(len(found.curves), self.max_detections, MAX_LANES), source_size[0] / runs.height
+        # From left to right, by where the tangent at each line's lowest row meets the bottom of the image.
+        c0, c1, c2 = found.curves[:count].T
+        lowest = (found.last_row[:count] + 0.5) * down - 0.5
+        bottom_u = c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (source_size[0] - 1 - lowest)
+        order = bottom_u.argsort(kind="stable").tolist()
+        numbers = _numbers(runs, found, order)
+        pixels = np.flatnonzero(numbers)
+        number = numbers.reshape(-1)[pixels]
+        values = np.maximum(logits.reshape(-1)[pixels], -80.0)  # of lower ones, exp() in float32 is infinite
+        sums = np.bincount(number, 1.0 / (1.0 + np.exp(-values)), count + 1)
+        scores = (sums / np.maximum(np.bincount(number, minlength=count + 1), 1)).tolist()
+        lanes = []
+        for index, line in enumerate(order, start=1):
+            rows = int(found.first_row[line]), int(found.last_row[line])
+            curve = found.curves[line]
+            lanes.append(Lane(index, _points(rows, curve, down, source_size), curve, scores[index]))
+        return Lanes(numbers, tuple(lanes), source_size)
 
 
 class DrivableDecoder(MapDecoder):
@@ -166,13 +134,16 @@ class DrivableDecoder(MapDecoder):
     """
 
     name = "drivable"
+    signature = "(1, classes, h, w) logits: drivable area (TwinLiteNet), named by keep or the second of two"
+    result_kind = "drivable_area"
+    default_labels = ("none", "drivable")
     noun = "drivable"
 
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **{**options, "own_threshold": 0.5})
 
-    def decode_map(self, logits: Map, source_size: tuple[int, int]) -> Mask:
-        drivable = without_padding(logits >= self.logit_threshold, self.preprocess, source_size)
+    def decode_reduced(self, reduced: Sequence[Any], source_size: tuple[int, int]) -> Mask:
+        drivable = without_padding(reduced[0] >= self.logit_threshold, self.preprocess, source_size)
         return Mask(np.where(drivable, np.uint8(0), np.uint8(NO_CLASS)), ("drivable",), source_size)
 
 
@@ -183,29 +154,18 @@ class TwinLiteNetDecoder(LaneDecoder):
     """
 
     name = "twinlitenet"
-    signature = "(1, 2, h, w) twice"
-    patterns = ((1, 2, "h", "w"), (1, 2, "h", "w"))
-    #: The map that is decoded, by its number among the maps.
-    map_number: ClassVar[int] = 1
+    signature = "(1, 2, h, w) of the drivable area, (1, 2, h, w) of lane lines (TwinLiteNet)"
+    patterns: ClassVar[Sequence[Pattern]] = ((1, "classes", "h", "w"), (1, "classes", "h", "w"))
+    default_labels = ("none", "lane")
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        """Two maps of two classes, of the same size."""
-        found = match(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        whole = layout.size == (found.axes.get("w", 0), found.axes.get("h", 0))
-        return Match(EXACT if whole else POSSIBLE, "two maps of two classes")
-
-    def check(self, outputs: Sequence[Values]) -> None:
-        super().check(outputs)
-        if len(self.labels) != 2:
-            raise OutputError(
-                f"decoder {self.name} needs 2 class names, none and {self.noun}; labels has {len(self.labels)}"
-            )
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        if axes["classes"] not in (0, 2):
+            return Difference(f"two maps of {axes['classes']} classes; expected 2")
+        return EXACT if layout.size == (axes["w"], axes["h"]) else POSSIBLE, "two maps of two classes"
 
     def maps(self, outputs: Sequence[Values]) -> Values:
-        return [output for output in outputs if output.ndim == 4][self.map_number][0]
+        return [output for output in outputs if output.ndim == 4][-1][0]
 
 
 def without_padding(values: npt.NDArray[Any], preprocess: Preprocess, source_size: tuple[int, int]) -> npt.NDArray[Any]:
@@ -217,89 +177,37 @@ def without_padding(values: npt.NDArray[Any], preprocess: Preprocess, source_siz
     return values[top : max(bottom, top + 1), left : max(right, left + 1)]
 
 
-def _reduced_size(height: int, width: int) -> tuple[int, int]:
-    """The size of a map that is too wide, with MAX_WIDTH columns."""
-    return max(1, round(height * MAX_WIDTH / width)), MAX_WIDTH
+def _numbers(runs: Runs, found: Lines, order: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """(h, w) mask: 1 on the pixels of line order[0], 2 on those of order[1] and so on, otherwise 0."""
+    number_of_line = np.zeros(len(found.curves) + 1, np.uint8)  # the last one is for the runs of no line
+    number_of_line[list(order)] = np.arange(1, len(order) + 1)
+    number = number_of_line[found.of_run]
+    # Runs do not touch, so no two begin or end at one place. Sums of uint8 wrap around, which is exact here.
+    steps = np.zeros(runs.height * (runs.width + 1), np.uint8)
+    steps[runs.begin] = number
+    steps[runs.end] = -number
+    flat = steps.cumsum(dtype=np.uint8)
+    return np.ascontiguousarray(flat.reshape(runs.height, runs.width + 1)[:, : runs.width])
 
 
-def _pixels(runs: Runs, chosen: Integers) -> tuple[Integers, Integers]:
-    """The pixels of chosen runs (K,): their flat indices in the mask, ascending, and where each run begins in these."""
-    counts = (runs.end - runs.begin)[chosen]
-    begins = counts.cumsum() - counts
-    pixels = ((runs.begin - runs.row)[chosen] - begins).repeat(counts)
-    return pixels + np.arange(len(pixels)), begins
+def _points(rows: tuple[int, int], curve: Floats, down: float, source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """(K, 2) points u, v on a curve (3,), in source pixels, from its lowest row to its highest.
 
-
-def _curves_in_source(curves: Floats, scale: tuple[float, float]) -> Floats:
-    """Convert curves (L, 3) from mask to source pixels. scale: source pixels per mask pixel, across and down."""
-    across, down = scale
-    c0, c1, c2 = curves.T
-    shift = 0.5 / down - 0.5  # v of the mask = v of the source / down + shift
-    at_origin, slope = c0 + c1 * shift + c2 * shift**2, (c1 + 2.0 * c2 * shift) / down
-    return np.array([(at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across]).T.copy()
-
-
-def _points(
-    first_row: Integers,
-    last_row: Integers,
-    curves: Floats,
-    down: float,
-    source_size: tuple[int, int],
-) -> list[npt.NDArray[np.float32]]:
-    """For each of L lines, (K, 2) points u, v on the curve in source pixels, from its lowest row to its highest.
-
-    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. first_row,
-    last_row: (L,) rows of the mask. curves: (L, 3) in source pixels. down: source pixels per mask row. source_size:
-    (H, W).
+    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. rows: of the
+    mask, the highest and the lowest. down: source pixels per mask row. source_size: (H, W).
     """
     height, width = source_size
-    # Clamp: if the image has fewer rows than the mask, the centers of the mask's outer rows lie outside the image.
-    ends = (np.array([first_row, last_row])[:, :, None] + 0.5) * down - 0.5
-    high, low = np.minimum(np.maximum(ends, 0.0), height - 1.0)
-    last = np.minimum(last_row - first_row, _POINTS - 1)[:, None]  # index of each line's last point
-    index = np.arange(_POINTS)
-    exists = index <= last
-    v = np.where(index < last, low + (high - low) / np.maximum(last, 1) * index, high)
-    c0, c1, c2 = curves.T[:, :, None]
-    u = c0 + v * (c1 + v * c2)
-    inside = exists & (u >= 0.0) & (u <= width - 1)
-    # The center of a line along the image's edge may be outside everywhere.
-    chosen = np.where(inside.any(axis=1, keepdims=True), inside, exists)
-    points = np.empty((np.count_nonzero(chosen), 2), np.float32)
-    points[:, 0] = np.minimum(np.maximum(u[chosen], 0.0), width - 1)
-    points[:, 1] = v[chosen]
-    ends_of_lines = chosen.sum(axis=1).cumsum().tolist()
-    return [points[begin:end] for begin, end in zip([0, *ends_of_lines], ends_of_lines, strict=False)]
+    # Clip: if the image has fewer rows than the mask, the centers of the mask's outer rows lie outside the image.
+    high, low = np.clip((np.array(rows) + 0.5) * down - 0.5, 0.0, height - 1.0)
+    v = np.linspace(low, high, min(rows[1] - rows[0] + 1, _POINTS))
+    u = curve[0] + v * (curve[1] + v * curve[2])
+    inside = (u >= 0.0) & (u <= width - 1)
+    if not inside.any():  # the center of a line along the image's edge may be outside everywhere
+        inside[:] = True
+    points: npt.NDArray[np.float32] = np.stack([u.clip(0.0, width - 1), v], axis=1)[inside].astype(np.float32)
+    return points
 
 
-def _bottom_u(last_row: Integers, curves: Floats, down: float, height: int) -> Floats:
-    """(L,) u where each line, extended along its tangent at the lowest point, meets the bottom row of the image.
-
-    last_row: (L,) the lines' lowest rows in the mask. curves: (L, 3) in source pixels. down: source pixels per mask
-    row. height: of the source image.
-    """
-    lowest = (last_row + 0.5) * down - 0.5
-    c0, c1, c2 = curves.T
-    result: Floats = c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest)
-    return result
-
-
-SPEC = DecoderSpec.of(
-    LaneDecoder,
-    result_kind="lanes",
-    default_labels=("lane",),
-    loss="multi_dnn_ros.training.losses:lane_loss",
-)
-DRIVABLE = DecoderSpec.of(
-    DrivableDecoder,
-    "(1, classes, h, w) logits: drivable area (TwinLiteNet), named by keep or the second of two",
-    result_kind="drivable_area",
-    default_labels=("none", "drivable"),
-    recognize=None,
-)
-TWINLITENET = DecoderSpec.of(
-    TwinLiteNetDecoder,
-    "(1, 2, h, w) of the drivable area, (1, 2, h, w) of lane lines (TwinLiteNet)",
-    result_kind="lanes",
-    default_labels=("none", "lane"),
-)
+SPEC = DecoderSpec.of(LaneDecoder, loss="multi_dnn_ros.training.losses:lane_loss")
+DRIVABLE = DecoderSpec.of(DrivableDecoder, recognize=None)
+TWINLITENET = DecoderSpec.of(TwinLiteNetDecoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -58,46 +59,52 @@ class Difference:
     """A decoder does not read these outputs. text: what differs. distance: above 0, larger if more differs."""
 
     text: str
-    distance: float
+    distance: float = 1.0
 
 
 class Bound(NamedTuple):
     """axes: lengths by name, 0 for an unknown one. order: order[i] is the output that pattern i describes."""
 
-    axes: Mapping[str, int]
+    axes: Counter[str]
     order: tuple[int, ...]
 
 
 def match(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
     """Compare the outputs with `patterns`, in any order. If several orders fit, the first one is taken, which is the
-    given order if that fits; if none fits, the difference is that of the nearest order.
+    given order if that fits; if none fits, the difference is that of the nearest order. An axis `classes` must be as
+    long as there are class names.
     """
-    count = len(patterns)
-    if len(layout.shapes) != count:
-        missing = abs(len(layout.shapes) - count)
-        plural = "" if count == 1 else "s"
-        return Difference(
-            f"{count} output{plural} {patterns_text(patterns)} expected, found {len(layout.shapes)}", 8.0 * missing
-        )
+    count, found = len(patterns), len(layout.shapes)
+    if found != count:
+        plural, expected = "" if count == 1 else "s", ", ".join(map(pattern_text, patterns))
+        return Difference(f"{count} output{plural} {expected} expected, found {found}", 8.0 * abs(found - count))
     nearest: Difference | None = None
     for order in permutations(range(count)):
-        found = _in_order(layout, patterns, order)
-        if isinstance(found, Bound):
-            return found
-        if nearest is None or found.distance < nearest.distance:
-            nearest = found
+        bound = _in_order(layout, patterns, order)
+        if isinstance(bound, Bound):
+            return check_classes(layout, bound.axes["classes"]) or bound
+        if nearest is None or bound.distance < nearest.distance:
+            nearest = bound
     assert nearest is not None  # a decoder reads at least one output
     return nearest
 
 
-def match_classes(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
-    """As :func:`match`, for patterns whose axis `classes` must be as long as there are class names."""
-    found = match(layout, patterns)
-    return found if isinstance(found, Difference) else check_classes(layout, found.axes.get("classes", 0)) or found
+def check_classes(layout: Layout, classes: int) -> Difference | None:
+    """None if there are as many class names as classes in the outputs, or one of the two numbers is unknown."""
+    if layout.classes and classes and layout.classes != classes:
+        plural = "" if layout.classes == 1 else "s"
+        return Difference(f"{classes} classes in the outputs, but {layout.classes} class name{plural}", 0.5)
+    return None
+
+
+def match_any(layout: Layout, variants: Sequence[Sequence[Pattern]]) -> Bound | Difference:
+    """As :func:`match`, for outputs of one of several forms."""
+    found = [match(layout, patterns) for patterns in variants]
+    return min(found, key=lambda each: each.distance if isinstance(each, Difference) else 0.0)
 
 
 def _in_order(layout: Layout, patterns: Sequence[Pattern], order: tuple[int, ...]) -> Bound | Difference:
-    axes: dict[str, int] = {}
+    axes: Counter[str] = Counter()
     distance, problems = 0.0, []
     for pattern, output in zip(patterns, order, strict=True):
         shape = layout.shapes[output]
@@ -106,20 +113,19 @@ def _in_order(layout: Layout, patterns: Sequence[Pattern], order: tuple[int, ...
             problems.append(f"output {output} is {shape_text(shape)}, expected {pattern_text(pattern)}")
             continue
         for number, (expected, length) in enumerate(zip(pattern, shape, strict=True)):
-            if not length or _bind(axes, expected, length):
-                continue
-            distance += 1.0
-            problems.append(f"axis {number} of output {output} is {length}, expected {_axis_text(expected, axes)}")
+            if length and not _bind(axes, expected, length):
+                distance += 1.0
+                problems.append(f"axis {number} of output {output} is {length}, expected {_axis_text(expected, axes)}")
     return Difference("; ".join(problems), distance) if problems else Bound(axes, order)
 
 
-def _bind(axes: dict[str, int], expected: Axis, length: int) -> bool:
+def _bind(axes: Counter[str], expected: Axis, length: int) -> bool:
     if isinstance(expected, int):
         return length == expected
     name, more = (expected, 0) if isinstance(expected, str) else expected
     if length - more < 1:
         return False
-    if not axes.get(name):
+    if not axes[name]:
         axes[name] = length - more
     return axes[name] == length - more
 
@@ -134,29 +140,12 @@ def pattern_text(pattern: Pattern) -> str:
     return f"({', '.join(_axis_text(axis, {}) for axis in pattern)})"
 
 
-def patterns_text(patterns: Sequence[Pattern]) -> str:
-    return ", ".join(map(pattern_text, patterns))
-
-
 def _axis_text(axis: Axis, axes: Mapping[str, int]) -> str:
     if isinstance(axis, int):
         return str(axis)
     name, more = (axis, 0) if isinstance(axis, str) else axis
     text = f"{more} + {name}" if more else name
     return f"{text} = {axes[name] + more}" if axes.get(name) else text
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers as text: 8, 16, 32."""
-    return ", ".join(map(str, numbers))
-
-
-def check_classes(layout: Layout, classes: int) -> Difference | None:
-    """None if there are as many class names as classes in the outputs, or one of the two numbers is unknown."""
-    if layout.classes and classes and layout.classes != classes:
-        plural = "" if layout.classes == 1 else "s"
-        return Difference(f"{classes} classes in the outputs, but {layout.classes} class name{plural}", 0.5)
-    return None
 
 
 def cells(size: tuple[int, int], stride: int) -> tuple[int, int]:

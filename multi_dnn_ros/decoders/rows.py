@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values
-from multi_dnn_ros.decoders.base import LIMIT, MAX_CANDIDATES, Decoder, TwoParts, expect_finite, total_of
+from multi_dnn_ros.decoders.base import LIMIT, MAX_CANDIDATES, Decoder, Floats, Integers, Values
+from multi_dnn_ros.decoders.layout import Bound, Difference, Layout, row_count
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Rows(NamedTuple):
@@ -26,12 +23,6 @@ class Rows(NamedTuple):
     objectness: Values | None = None
 
 
-def with_objectness(output: Values) -> Rows:
-    """Rows of an output (1, N, 5 + classes): four numbers of the box, objectness, a probability per class."""
-    rows = output[0]
-    return Rows(rows[:, :4], rows[:, 5:], rows[:, 4])
-
-
 class RowDecoder(Decoder):
     """Finds the best class of each row, and computes the boxes of those rows whose score reaches the threshold.
 
@@ -39,15 +30,30 @@ class RowDecoder(Decoder):
     """
 
     #: Whether non-maximum suppression is applied.
-    suppress: ClassVar[bool] = True
+    suppressed: ClassVar[bool] = True
+    #: Strides that the feature maps may have, if there is one row per cell, their number being axis N; empty: any rows.
+    strides: ClassVar[Sequence[tuple[int, ...]]] = ()
+
+    @classmethod
+    def matches(cls, layout: Layout) -> Bound | Difference:
+        found = super().matches(layout)
+        if isinstance(found, Difference) or not cls.strides or layout.size is None or not found.axes["N"]:
+            return found
+        counts = [row_count(layout.size, strides) for strides in cls.strides]
+        if found.axes["N"] in counts:
+            return found
+        allowed, (width, height) = " or ".join(map(str, counts)), layout.size
+        return Difference(f"{found.axes['N']} rows; one per cell of an input of {width} x {height} is {allowed}", 0.7)
 
     def rows(self, outputs: Sequence[Values]) -> Rows:
         """The rows of checked outputs: arrays, or float32 tensors on a device. No shape or branch depends on values."""
         raise NotImplementedError
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
-        """(K, 4) x1, y1, x2, y2 in input pixels of the rows `index`. raw: (K, ...), their `Rows.raw`."""
-        raise NotImplementedError
+        """(K, 4) x1, y1, x2, y2 in input pixels of the rows `index`. raw: (K, ...), their `Rows.raw`. Here: center x,
+        center y, width, height in input pixels.
+        """
+        return from_centers(raw)
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
         raw, scores, objectness = self.rows(outputs)
@@ -66,29 +72,24 @@ class RowDecoder(Decoder):
     ) -> Detections:
         """Rows over the threshold, in the order of the outputs -> detections."""
         boxes = self.corners(raw.clip(-LIMIT, LIMIT), index)
-        select = self.select if self.suppress else self.select_ranked
-        return select(boxes, scores, class_ids, source_size)
+        return self.select(boxes, scores, class_ids, source_size, suppressed=self.suppressed)
 
-    def in_two_parts(self) -> TwoParts | None:
-        """The first part keeps the best MAX_CANDIDATES rows, each with the score of its best class only."""
-        return TwoParts(self.reduce, self.decode_reduced)
-
-    def reduce(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Raw outputs on any device -> best scores (K,), their classes (K,), indices of the rows (K,), raw rows
-        (K, ...) and the total of the outputs ().
+    def reduce(self, outputs: Sequence[Values]) -> tuple[Values, ...]:
+        """The best MAX_CANDIDATES rows: best scores (K,), their classes (K,), indices of the rows (K,), raw rows
+        (K, ...), and the total of the outputs (), which is finite if and only if all of them are.
         """
-        total = sum(total_of(output) for output in outputs)
-        raw, scores, objectness = self.rows([output.float() for output in outputs])
+        import torch
+
+        raw, scores, objectness = self.rows(outputs)
         best, class_ids = scores.max(dim=1)
         if objectness is not None:
             best = best * objectness
         best, index = best.topk(min(MAX_CANDIDATES, len(best)))
-        return best, class_ids[index], index, raw[index], total  # type: ignore[return-value]
+        total: Any = sum(output.sum(dtype=torch.float64) for output in outputs)
+        return best, class_ids[index], index, raw[index], total
 
-    def decode_reduced(self, reduced: Sequence[Values], source_size: tuple[int, int]) -> Detections:
-        """Result of reduce(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
-        scores, class_ids, index, raw, total = map(np.asarray, reduced)
-        expect_finite("the outputs", float(total))
+    def decode_reduced(self, reduced: Sequence[Any], source_size: tuple[int, int]) -> Detections:
+        scores, class_ids, index, raw, _ = reduced
         chosen = np.flatnonzero(scores >= self.score_threshold)
         chosen = chosen[np.argsort(index[chosen])]  # the order of the undivided decoder, which decides ties
         return self.report(raw[chosen], scores[chosen], class_ids[chosen], index[chosen], source_size)

@@ -1,12 +1,12 @@
-"""Decoders for a selection of the outputs, for several results of one network, and for a part of the image."""
+"""Decodes all outputs of a network: several results, each of selected outputs, for a part of the image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.decoders.arrays import Values
-from multi_dnn_ros.decoders.base import TwoParts
+from multi_dnn_ros.decoders.base import Decoder, TwoParts, Values
 from multi_dnn_ros.vision.results import SeveralResults
 from multi_dnn_ros.vision.view import View, Window
 
@@ -17,88 +17,68 @@ if TYPE_CHECKING:
 Place = Callable[[Any, Window, tuple[int, int]], Any]
 
 
-class ResultDecoder(Protocol):
-    """Converts raw outputs to the result of a DNN, as :class:`multi_dnn_ros.decoders.base.Decoder` does."""
+@dataclass(frozen=True)
+class Part:
+    """One result: its decoder, the numbers of the raw outputs that it reads (None: all), and how it is placed."""
 
-    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
-        """Raw outputs on the CPU and the image's (H, W) -> result. Raises OutputError."""
-        ...
+    decoder: Decoder
+    numbers: tuple[int, ...] | None
+    place: Place | None
 
-    def in_two_parts(self) -> TwoParts | None:
-        """The decoder split in two, if reducing the outputs on the device saves time; None otherwise."""
-        ...
-
-
-class SelectedOutputsDecoder:
-    """A decoder that reads only the raw outputs `numbers`, in this order."""
-
-    def __init__(self, decoder: ResultDecoder, numbers: Sequence[int]) -> None:
-        self._decoder = decoder
-        self._numbers = tuple(numbers)
-
-    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
-        return self._decoder(self._selected(outputs), source_size)
-
-    def in_two_parts(self) -> TwoParts | None:
-        parts = self._decoder.in_two_parts()
-        return parts and TwoParts(lambda outputs: parts.condense(self._selected(outputs)), parts.decode)
-
-    def _selected(self, outputs: Sequence[Values]) -> tuple[Values, ...]:
-        return tuple(outputs[number] for number in self._numbers)
+    def selected(self, outputs: Sequence[Values]) -> Sequence[Values]:
+        return outputs if self.numbers is None else [outputs[number] for number in self.numbers]
 
 
-class WindowDecoder:
-    """Decodes the outputs for a part of the image, and places the result in the image."""
+class ResultDecoder:
+    """Raw outputs on the CPU and the image's (H, W) -> the result with an empty name, or SeveralResults by their names.
 
-    def __init__(self, decoder: ResultDecoder, view: View, place: Place) -> None:
-        self._decoder = decoder
+    parts: by name of their results. view: the part of the image that the network sees. Raises OutputError.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], view: View) -> None:
+        self._parts = dict(parts)
         self._view = view
-        self._place = place
 
     def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
-        return self._placed(self._decoder, outputs, source_size)
-
-    def in_two_parts(self) -> TwoParts | None:
-        parts = self._decoder.in_two_parts()
-        return parts and TwoParts(parts.condense, lambda outputs, size: self._placed(parts.decode, outputs, size))
-
-    def _placed(self, decode: Callable[..., Any], outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
-        window = self._view.window(source_size)
-        return self._place(decode(outputs, window.size), window, source_size)
-
-
-class SeveralDecoders:
-    """Raw outputs -> SeveralResults, one result per decoder. decoders: by name of their results."""
-
-    def __init__(self, decoders: Mapping[str, ResultDecoder]) -> None:
-        self._decoders = dict(decoders)
-
-    def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> SeveralResults:
-        return SeveralResults({name: decoder(outputs, source_size) for name, decoder in self._decoders.items()})
+        return self._results(
+            {name: (part.decoder, part.selected(outputs)) for name, part in self._parts.items()}, source_size
+        )
 
     def in_two_parts(self) -> TwoParts | None:
         """The two parts if at least one decoder has them, otherwise None. A decoder without reads the raw outputs,
         which condense() returns, too.
         """
-        parts = {name: decoder.in_two_parts() for name, decoder in self._decoders.items()}
-        if not any(parts.values()):
+        splits = {name: part.decoder.in_two_parts() for name, part in self._parts.items()}
+        if not any(splits.values()):
             return None
         counts: dict[str, int] = {}
 
         def condense(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             found: list[Tensor] = []
-            for name, each in parts.items():
-                condensed = each.condense(outputs) if each is not None else tuple(outputs)
+            for name, split in splits.items():
+                selected = self._parts[name].selected(outputs)
+                condensed = tuple(selected) if split is None else split.condense(selected)
                 counts[name] = len(condensed)
                 found.extend(condensed)
             return tuple(found)
 
-        def decode(outputs: Sequence[Values], source_size: tuple[int, int]) -> SeveralResults:
-            results, begin = {}, 0
-            for name, each in parts.items():
-                decoder = each.decode if each is not None else self._decoders[name]
-                results[name] = decoder(outputs[begin : begin + counts[name]], source_size)
+        def decode(reduced: Sequence[Values], source_size: tuple[int, int]) -> Any:
+            steps, begin = {}, 0
+            for name, split in splits.items():
+                decoder = self._parts[name].decoder if split is None else split.decode
+                steps[name] = decoder, reduced[begin : begin + counts[name]]
                 begin += counts[name]
-            return SeveralResults(results)
+            return self._results(steps, source_size)
 
         return TwoParts(condense, decode)
+
+    def _results(
+        self, steps: Mapping[str, tuple[Callable[..., Any], Sequence[Values]]], source_size: tuple[int, int]
+    ) -> Any:
+        """The result of each decoder for its outputs, placed in the image."""
+        window = self._view.window(source_size)
+        results = {}
+        for name, (decode, outputs) in steps.items():
+            result, place = decode(outputs, window.size), self._parts[name].place
+            results[name] = result if place is None else place(result, window, source_size)
+        return results[""] if "" in results else SeveralResults(results)

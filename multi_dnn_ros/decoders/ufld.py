@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.decoders.arrays import Floats as Array
-from multi_dnn_ros.decoders.base import Decoder
-from multi_dnn_ros.decoders.layout import EXACT, LIKELY, Difference, Layout, Match, Pattern, match
-from multi_dnn_ros.decoders.point_lanes import Floats, clipped, in_source, inside, lanes_of_points
+from multi_dnn_ros.decoders.base import IMAGENET, Decoder
+from multi_dnn_ros.decoders.base import Floats as Array
+from multi_dnn_ros.decoders.lane_curves import Floats, in_source, lanes_of_points
+from multi_dnn_ros.decoders.layout import EXACT, LIKELY, Bound, Difference, Layout, Pattern, match_any
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Lanes
 
@@ -20,8 +21,6 @@ _LANES = 4
 _BY_ROW, _BY_COLUMN = (1, 2), (0, 3)
 #: A line must exist in more than this share of its rows, or columns.
 _ROW_SHARE, _COLUMN_SHARE = 1 / 2, 1 / 4
-#: A position is the expected cell over the best cell and this many on each side.
-_NEIGHBOURS = 1
 #: Minimum number of points of a lane.
 _MIN_POINTS = 3
 
@@ -57,6 +56,11 @@ def _patterns(anchors: _Anchors) -> list[Pattern]:
     ]  # fmt: skip
 
 
+def _trained_for(shapes: Sequence[tuple[int, ...]]) -> _Anchors:
+    """What the network was trained for, by shapes that match one of the forms."""
+    return next(anchors for anchors in _TRAINED_FOR if any(shape[2] in (anchors.rows, 0) for shape in shapes))
+
+
 class UfldV2Decoder(Decoder):
     """Logits of positions (1, cells, rows, 4) and (1, cells, columns, 4), of existence (1, 2, rows, 4) and
     (1, 2, columns, 4), where index 0 of the 2 means "no line" -> Lanes. 72 rows and 81 columns: trained on CULane; 56
@@ -73,29 +77,27 @@ class UfldV2Decoder(Decoder):
     """
 
     name = "ufldv2"
-    signature = "(1, cells, rows, 4), (1, cells, columns, 4), (1, 2, rows, 4), (1, 2, columns, 4)"
+    signature = (
+        "(1, cells, rows, 4), (1, cells, columns, 4), (1, 2, rows, 4), (1, 2, columns, 4) logits of positions "
+        "and of existence (UFLDv2 for CULane, TuSimple)"
+    )
+    result_kind = "lanes"
+    default_labels = ("lane",)
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        nearest: Difference | None = None
-        for anchors in _TRAINED_FOR:
-            found = match(layout, _patterns(anchors))
-            if isinstance(found, Difference):
-                nearest = found if nearest is None or found.distance < nearest.distance else nearest
-                continue
-            why = f"4 lanes in {anchors.rows} rows and {anchors.columns} columns, as for {anchors.name}"
-            return Match(EXACT if layout.size == anchors.size else LIKELY, why)
-        assert nearest is not None
-        return nearest
+    def matches(cls, layout: Layout) -> Bound | Difference:
+        return match_any(Layout(layout.shapes), [_patterns(anchors) for anchors in _TRAINED_FOR])
+
+    @classmethod
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        anchors = _trained_for(layout.shapes)
+        why = f"4 lanes in {anchors.rows} rows and {anchors.columns} columns, as for {anchors.name}"
+        return EXACT if layout.size == anchors.size else LIKELY, why
 
     def decode(self, outputs: Sequence[Array], source_size: tuple[int, int]) -> Lanes:
-        layout = Layout(tuple(tuple(output.shape) for output in outputs))
-        for anchors in _TRAINED_FOR:
-            found = match(layout, _patterns(anchors))
-            if not isinstance(found, Difference):
-                break
-        else:
-            raise AssertionError("unreachable: the outputs have been checked")
+        shapes = tuple(tuple(output.shape) for output in outputs)
+        found, anchors = self.matches(Layout(shapes)), _trained_for(shapes)
+        assert isinstance(found, Bound)  # check() has made sure
         row_positions, column_positions, row_existence, column_existence = (
             outputs[index][0].astype(np.float64) for index in found.order
         )
@@ -111,13 +113,12 @@ class UfldV2Decoder(Decoder):
             else:
                 exists, probability = _existence(column_existence[:, :, lane], _COLUMN_SHARE)
                 x, y = columns, _positions(column_positions[:, :, lane])
-            u, v = in_source(x * width, (y - begin) / anchors.seen * height, self.preprocess, source_size)
-            chosen = np.flatnonzero(exists & inside(u, v, source_size))
+            points, inside = in_source(x * width, (y - begin) / anchors.seen * height, self.preprocess, source_size)
+            chosen = np.flatnonzero(exists & inside)
             if len(chosen) < _MIN_POINTS or (score := float(probability[chosen].mean())) < self.score_threshold:
                 continue
-            chosen = chosen[np.argsort(-v[chosen], kind="stable")]  # from the bottom up
-            points = np.stack([u[chosen], v[chosen]], axis=1)
-            lines.append((clipped(points, source_size), score))
+            chosen = chosen[np.argsort(-points[chosen, 1], kind="stable")]  # from the bottom up
+            lines.append((points[chosen], score))
         return lanes_of_points(lines, source_size, self.max_detections)
 
 
@@ -136,7 +137,7 @@ def _positions(logits: Floats) -> Floats:
     """Position at each anchor as a share of the image. logits: (cells, anchors)."""
     cells = len(logits)
     best = logits.argmax(axis=0)
-    index = best + np.arange(-_NEIGHBOURS, _NEIGHBOURS + 1)[:, None]
+    index = best + np.array([[-1], [0], [1]])  # the expectation is over the best cell and its neighbours
     values = np.take_along_axis(logits, index.clip(0, cells - 1), axis=0)
     values[(index < 0) | (index >= cells)] = -np.inf
     powers = np.exp(values - values.max(axis=0))
@@ -144,11 +145,4 @@ def _positions(logits: Floats) -> Floats:
     return position
 
 
-SPEC = DecoderSpec.of(
-    UfldV2Decoder,
-    "(1, cells, rows, 4), (1, cells, columns, 4), (1, 2, rows, 4), (1, 2, columns, 4) logits of positions "
-    "and of existence (UFLDv2 for CULane, TuSimple)",
-    result_kind="lanes",
-    default_labels=("lane",),
-    preprocess={"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
-)
+SPEC = DecoderSpec.of(UfldV2Decoder, preprocess=IMAGENET)

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values
-from multi_dnn_ros.decoders.base import LIMIT, MAX_CANDIDATES, Decoder, suppress
+from multi_dnn_ros.decoders.base import LETTERBOX, LIMIT, MAX_CANDIDATES, Decoder, Floats, Integers, Values
 from multi_dnn_ros.decoders.lane_map import without_padding
 from multi_dnn_ros.decoders.layout import (
     EXACT,
     LIKELY,
     POSSIBLE,
+    Bound,
     Difference,
     Layout,
-    Match,
-    check_classes,
-    listed,
-    match,
-    match_classes,
+    Pattern,
     points,
-    row_count,
     strides_of,
 )
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.decoders.rows import RowDecoder, Rows, from_centers, with_objectness
+from multi_dnn_ros.decoders.rows import RowDecoder, Rows, from_centers
 from multi_dnn_ros.vision.results import Detections, InstanceMasks
 
 #: Rows per cell of YOLOv5 and v7.
-_ANCHORS = 3
-#: Strides of YOLOX.
-_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+ANCHORS = 3
 #: Limit of YOLOX's log w and log h; its exponential is far above the size of any image.
 _MAX_LOG = 12.0
 #: Number of mask coefficients of a row after the classes, in segmentation exports.
 COEFFICIENTS = 32
 #: Masks are uint8, and 0 means no instance.
 _MAX_INSTANCES = 255
-#: Maximum number of boxes that exports with selection report; more rows are candidates, not selected boxes.
-_MAX_BOXES = 1000
 
 
 class YoloDecoder(RowDecoder):
@@ -55,41 +48,32 @@ class YoloDecoder(RowDecoder):
     patterns = ((1, ("classes", 4), "N"),)
 
     @classmethod
-    def fits(cls, layout: Layout) -> Match | Difference:
-        found = cls.matches_patterns(layout)
-        if isinstance(found, Difference) and layout.shapes[0][-1:] == (layout.classes + 4,):
-            return Difference("the output is transposed; export the DNN with the anchor points last", found.distance)
+    def matches(cls, layout: Layout) -> Bound | Difference:
+        found = super().matches(layout)
+        if isinstance(found, Difference) and layout.classes and [len(shape) for shape in layout.shapes] == [3]:
+            _, rows, columns = layout.shapes[0]
+            if columns == layout.classes + 4:
+                text = f"{rows} rows of {columns} columns are probably transposed; export it with anchor points last"
+                return Difference(text, 0.3)
+            if rows > layout.classes + 4:
+                return Difference(f"{found.text}: an export for rotated boxes or poses?", 0.4)
         return found
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
         """More anchor points than rows, ideally as many as the input has cells."""
-        found = match(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        strides = strides_of(layout.size, count)
-        if strides is None and count and classes + 4 > count:
-            distance = 0.3 if count - 4 == layout.classes else 1.5
-            return Difference(f"{classes + 4} rows of {count} columns are probably transposed", distance)
-        if (wrong := check_classes(layout, classes)) is not None:
-            more = classes - layout.classes
-            if more == 1 or (more > 0 and more % 3 == 0):
-                text = f"{wrong.text}: an export for rotated boxes (1 row more) or poses (3 per keypoint)?"
-                return Difference(text, 0.4)
-            return wrong
-        if strides is not None:
-            return Match(EXACT, f"{count} columns are one per cell at strides {listed(strides)}", classes)
+        count, classes = axes["N"], axes["classes"]
+        if (strides := strides_of(layout.size, count)) is not None:
+            return EXACT, f"{count} columns are one per cell at strides {strides}"
+        if count and classes + 4 > count:
+            return Difference(f"{classes + 4} rows of {count} columns are probably transposed", 1.5)
         if layout.classes and classes:
-            return Match(LIKELY, f"4 rows more than the {classes} class names", classes)
-        return Match(LIKELY if count > 1000 else POSSIBLE, "fewer rows than columns", classes)
+            return LIKELY, f"4 rows more than the {classes} class names"
+        return LIKELY if count > 1000 else POSSIBLE, "fewer rows than columns"
 
     def rows(self, outputs: Sequence[Values]) -> Rows:
         rows = outputs[0][0].T
         return Rows(rows[:, :4], rows[:, 4:])
-
-    def corners(self, raw: Floats, index: Integers) -> Floats:
-        return from_centers(raw)
 
 
 class YoloV5Decoder(RowDecoder):
@@ -101,27 +85,21 @@ class YoloV5Decoder(RowDecoder):
     """
 
     name = "yolov5"
-    signature = "(1, N, 5 + classes)"
-    patterns = ((1, "N", ("classes", 5)),)
+    signature = "(1, N, 5 + classes): box in input pixels, objectness, classes (YOLOv5, v7)"
+    patterns: ClassVar[Sequence[Pattern]] = ((1, "N", ("classes", 5)),)
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match_classes(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        strides = strides_of(layout.size, count, _ANCHORS)
-        if strides is not None:
-            return Match(EXACT, f"{count} rows are {_ANCHORS} per cell at strides {listed(strides)}", classes)
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str] | Difference:
+        count, classes = axes["N"], axes["classes"]
+        if (strides := strides_of(layout.size, count, ANCHORS)) is not None:
+            return EXACT, f"{count} rows are {ANCHORS} per cell at strides {strides}"
         if count and classes > count:
             return Difference(f"{classes} classes in {count} rows: probably (1, 4 + classes, N)", 2.0)
-        return Match(POSSIBLE, "rows of at least 6 numbers", classes)
+        return POSSIBLE, "rows of at least 6 numbers"
 
     def rows(self, outputs: Sequence[Values]) -> Rows:
-        return with_objectness(outputs[0])
-
-    def corners(self, raw: Floats, index: Integers) -> Floats:
-        return from_centers(raw)
+        (rows,) = (output[0] for output in outputs if output.ndim == 3)
+        return Rows(rows[:, :4], rows[:, 5:], rows[:, 4])
 
 
 class YoloXDecoder(YoloV5Decoder):
@@ -133,23 +111,18 @@ class YoloXDecoder(YoloV5Decoder):
     """
 
     name = "yolox"
+    signature = "(1, N, 5 + classes): box relative to its cell, objectness, classes (YOLOX)"
+
+    strides = ((8, 16, 32), (8, 16, 32, 64))
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match_classes(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        if layout.size is None or not count:
-            return Match(POSSIBLE, "rows of at least 6 numbers", classes)
-        strides = strides_of(layout.size, count, allowed=_STRIDES)
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        strides = strides_of(layout.size, axes["N"], allowed=cls.strides)
         if strides is None:
-            width, height = layout.size
-            allowed = " or ".join(str(row_count(layout.size, strides)) for strides in _STRIDES)
-            return Difference(f"{count} rows; one per cell of an input of {width} x {height} would be {allowed}", 0.7)
+            return POSSIBLE, "rows of at least 6 numbers"
         # Four feature maps are more common in NanoDet-Plus.
         certainty = EXACT if len(strides) == 3 else LIKELY
-        return Match(certainty, f"{count} rows are one per cell at strides {listed(strides)}", classes)
+        return certainty, f"{axes['N']} rows are one per cell at strides {strides}"
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
         cell = self._cells[index]
@@ -160,7 +133,7 @@ class YoloXDecoder(YoloV5Decoder):
     @cached_property
     def _cells(self) -> Floats:
         # Variants with three strides use a prefix of these strides, and therefore of these rows.
-        return points((self.preprocess.width, self.preprocess.height), _STRIDES[-1])
+        return points((self.preprocess.width, self.preprocess.height), self.strides[-1])
 
 
 class YoloMasksDecoder(RowDecoder):
@@ -171,25 +144,18 @@ class YoloMasksDecoder(RowDecoder):
     """
 
     name = "yolo_masks"
-    signature = "(1, 36 + classes, N) and (1, 32, h, w)"
+    signature = "(1, 36 + classes, N), (1, 32, h, w): boxes of segmentation exports (YOLOv8-seg, 11-seg)"
     patterns = ((1, ("classes", 4 + COEFFICIENTS), "N"), (1, COEFFICIENTS, "h", "w"))
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match_classes(layout, cls.patterns)
-        if isinstance(found, Difference):
-            return found
-        count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        certainty = EXACT if strides_of(layout.size, count) else LIKELY
-        return Match(certainty, f"boxes, {classes or '?'} classes and {COEFFICIENTS} mask coefficients", classes)
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        certainty = EXACT if strides_of(layout.size, axes["N"]) else LIKELY
+        return certainty, f"boxes, {axes['classes'] or '?'} classes and {COEFFICIENTS} mask coefficients"
 
     def rows(self, outputs: Sequence[Values]) -> Rows:
         (columns,) = (output[0] for output in outputs if output.ndim == 3)
         rows = columns.T
         return Rows(rows[:, :4], rows[:, 4:-COEFFICIENTS])
-
-    def corners(self, raw: Floats, index: Integers) -> Floats:
-        return from_centers(raw)
 
 
 class YoloInstancesDecoder(Decoder):
@@ -200,35 +166,21 @@ class YoloInstancesDecoder(Decoder):
     """
 
     name = "yolo_instances"
-    signature = YoloMasksDecoder.signature
-
-    @classmethod
-    def fits(cls, layout: Layout) -> Match | Difference:
-        return YoloMasksDecoder.recognize(layout)
+    signature = "(1, 36 + classes, N), (1, 32, h, w): boxes and masks of segmentation exports (YOLOv8-seg, 11-seg)"
+    patterns = YoloMasksDecoder.patterns
+    result_kind = "instance_masks"
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> InstanceMasks:
-        (columns,) = (output[0] for output in outputs if output.ndim == 3)
-        (prototypes,) = (output[0] for output in outputs if output.ndim == 4)
-        rows = columns.T
+        columns, prototypes = sorted((output[0] for output in outputs), key=np.ndim)
+        rows = columns[:, columns[4:-COEFFICIENTS].max(0) >= self.score_threshold].T
         classes = rows[:, 4:-COEFFICIENTS]
-        scores, ids = classes.max(1), classes.argmax(1).astype(np.int64)
-        chosen = scores >= self.score_threshold
-        if self.kept:
-            chosen &= np.isin(ids, self.kept)
-        index = np.flatnonzero(chosen)
-        index = index[np.argsort(-scores[index], kind="stable")[:MAX_CANDIDATES]]
-        inputs = from_centers(rows[index, :4].clip(-LIMIT, LIMIT))
-        height, width = source_size
-        boxes = self.preprocess.geometry(source_size).to_source(inputs)
-        first = suppress(boxes, scores[index], ids[index], self.iou_threshold)
-        clipped = boxes[first].clip(0, np.array([width, height, width, height], np.float32))
-        inside = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
-        first, clipped = (values[inside][: min(self.max_detections, _MAX_INSTANCES)] for values in (first, clipped))
-        found = index[first]
-        detections = Detections(clipped.astype(np.float32), scores[found], ids[found], self.labels)
-        numbers = self._numbers(rows[found, -COEFFICIENTS:], prototypes, inputs[first])
+        scores, ids = classes.max(1, initial=0.0), classes.argmax(1)
+        boxes = from_centers(rows[:, :4].clip(-LIMIT, LIMIT))
+        index, corners = self.choose(boxes, scores, ids, source_size)
+        index, corners = index[:_MAX_INSTANCES], corners[:_MAX_INSTANCES]
+        numbers = self._numbers(rows[index, -COEFFICIENTS:], prototypes, boxes[index])
         content = np.ascontiguousarray(without_padding(numbers, self.preprocess, source_size))
-        return InstanceMasks(detections, content, source_size)
+        return InstanceMasks(Detections(corners, scores[index], ids[index], self.labels), content, source_size)
 
     def _numbers(self, coefficients: Floats, prototypes: Floats, boxes: Floats) -> npt.NDArray[np.uint8]:
         """(h, w) uint8, the number of each pixel's instance, 0: none. boxes: (K, 4) in input pixels, best first."""
@@ -252,61 +204,32 @@ class EndToEndDecoder(Decoder):
     """
 
     name = "end_to_end"
-    signature = "(1, N, 6)"
+    signature = "(1, N, 6): corners in input pixels, score, class, without NMS (YOLOv10, YOLO26, nms=True)"
+    patterns = ((1, "N", 6),)
 
     @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "N", 6)])
-        if isinstance(found, Difference):
-            return found
-        count = found.axes.get("N", 0)
-        if count > _MAX_BOXES:
-            return Match(POSSIBLE, f"rows of 6 numbers, but {count} of them are more than such exports report")
+    def certainty(cls, axes: Counter[str], layout: Layout) -> tuple[int, str]:
+        if axes["N"] > MAX_CANDIDATES:
+            return POSSIBLE, f"rows of 6 numbers, but {axes['N']} of them are more than such exports report"
         if not layout.shapes[0][2]:
-            return Match(POSSIBLE, "rows of an unknown length")
-        return Match(LIKELY, "rows of 6 numbers: box, score, class")
+            return POSSIBLE, "rows of an unknown length"
+        return LIKELY, "rows of 6 numbers: box, score, class"
 
     def decode(self, outputs: Sequence[Floats], source_size: tuple[int, int]) -> Detections:
         rows = outputs[0][0]
         rows = rows[rows[:, 4] >= self.score_threshold]
         boxes = self.corners(rows[:, :4].clip(-LIMIT, LIMIT))
-        return self.select_ranked(boxes, rows[:, 4], rows[:, 5].round().astype(np.int64), source_size)
+        return self.select(boxes, rows[:, 4], rows[:, 5].round().astype(np.int64), source_size, suppressed=False)
 
     def corners(self, rows: Floats) -> Floats:
         """(K, 4) x1, y1, x2, y2 in input pixels of the first four columns."""
         return rows
 
 
-SPEC = DecoderSpec.of(
-    YoloDecoder,
-    preprocess={"fit": "letterbox"},  # as Ultralytics trains
-    loss="multi_dnn_ros.training.losses:yolo_loss",
-)
-V5 = DecoderSpec.of(
-    YoloV5Decoder,
-    "(1, N, 5 + classes): box in input pixels, objectness, classes (YOLOv5, v7)",
-    preprocess={"fit": "letterbox"},
-)
-X = DecoderSpec.of(
-    YoloXDecoder,
-    "(1, N, 5 + classes): box relative to its cell, objectness, classes (YOLOX)",
-    # Grey levels 0..255, blue first, the image in the upper left corner.
-    preprocess={"fit": "letterbox", "centered": False, "bgr": True, "std": (1 / 255, 1 / 255, 1 / 255)},
-)
-MASKS = DecoderSpec.of(
-    YoloMasksDecoder,
-    "(1, 36 + classes, N), (1, 32, h, w): boxes of segmentation exports (YOLOv8-seg, 11-seg)",
-    preprocess={"fit": "letterbox"},
-)
-END_TO_END = DecoderSpec.of(
-    EndToEndDecoder,
-    "(1, N, 6): corners in input pixels, score, class, without NMS (YOLOv10, YOLO26, nms=True)",
-    preprocess={"fit": "letterbox"},
-)
-INSTANCES = DecoderSpec.of(
-    YoloInstancesDecoder,
-    "(1, 36 + classes, N), (1, 32, h, w): boxes and masks of segmentation exports (YOLOv8-seg, 11-seg)",
-    result_kind="instance_masks",
-    preprocess={"fit": "letterbox"},
-    recognize=None,
-)
+SPEC = DecoderSpec.of(YoloDecoder, preprocess=LETTERBOX, loss="multi_dnn_ros.training.losses:yolo_loss")
+V5 = DecoderSpec.of(YoloV5Decoder, preprocess=LETTERBOX)
+# Grey levels 0..255, blue first, the image in the upper left corner.
+X = DecoderSpec.of(YoloXDecoder, preprocess={**LETTERBOX, "centered": False, "bgr": True, "std": (1 / 255,) * 3})
+MASKS = DecoderSpec.of(YoloMasksDecoder, preprocess=LETTERBOX)
+END_TO_END = DecoderSpec.of(EndToEndDecoder, preprocess=LETTERBOX)
+INSTANCES = DecoderSpec.of(YoloInstancesDecoder, preprocess=LETTERBOX, recognize=None)

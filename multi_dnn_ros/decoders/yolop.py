@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
-from multi_dnn_ros.decoders.arrays import Floats, Integers, Values, log
+from multi_dnn_ros.decoders.base import IMAGENET, LETTERBOX, Decoder, Values, library
 from multi_dnn_ros.decoders.lane_map import DrivableDecoder, MapDecoder, TwinLiteNetDecoder
-from multi_dnn_ros.decoders.layout import (
-    EXACT,
-    LIKELY,
-    Bound,
-    Difference,
-    Layout,
-    Match,
-    Pattern,
-    match,
-    match_classes,
-    strides_of,
-)
+from multi_dnn_ros.decoders.layout import EXACT, LIKELY, Layout, Pattern, strides_of
 from multi_dnn_ros.decoders.registry import DecoderSpec
-from multi_dnn_ros.decoders.rows import RowDecoder, Rows, from_centers, with_objectness
+from multi_dnn_ros.decoders.yolo import ANCHORS, YoloV5Decoder
 
-_ANCHORS = 3
-_PATTERNS: tuple[Pattern, ...] = ((1, "N", ("classes", 5)), (1, 2, "h", "w"), (1, 2, "h", "w"))
+_INPUT = {**LETTERBOX, **IMAGENET}
 #: Smallest probability whose logarithm is taken.
 _MIN_PROBABILITY = 1e-6
 
 
-class YolopDecoder(RowDecoder):
+def _certainty(cls: type[Decoder], axes: Counter[str], layout: Layout) -> tuple[int, str]:
+    certainty = EXACT if strides_of(layout.size, axes["N"], ANCHORS) else LIKELY
+    return certainty, f"boxes of {axes['boxes'] or axes['classes'] or '?'} classes and two maps of two classes"
+
+
+class YolopDecoder(YoloV5Decoder):
     """(1, N, 5 + classes) and twice (1, 2, h, w) -> the boxes of the first output, which has YOLOv5's layout.
 
     cx, cy, w, h in input pixels, objectness, a probability per class; score = objectness * class probability.
@@ -35,19 +30,11 @@ class YolopDecoder(RowDecoder):
     """
 
     name = "yolop"
-    signature = "(1, N, 5 + classes) and (1, 2, h, w) twice"
+    signature = "(1, N, 5 + classes), twice (1, 2, h, w): the boxes (YOLOP)"
+    patterns: ClassVar[Sequence[Pattern]] = ((1, "N", ("classes", 5)), (1, 2, "h", "w"), (1, 2, "h", "w"))
+    default_labels = ("vehicle",)
 
-    @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match_classes(layout, _PATTERNS)
-        return found if isinstance(found, Difference) else _match(layout, found, found.axes.get("classes", 0))
-
-    def rows(self, outputs: Sequence[Values]) -> Rows:
-        (boxes,) = (output for output in outputs if output.ndim == 3)
-        return with_objectness(boxes)
-
-    def corners(self, raw: Floats, index: Integers) -> Floats:
-        return from_centers(raw)
+    certainty = classmethod(_certainty)
 
 
 class _ProbabilityMaps(MapDecoder):
@@ -57,20 +44,19 @@ class _ProbabilityMaps(MapDecoder):
     larger of the two, as the reference does.
     """
 
-    @classmethod
-    def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, _PATTERNS)
-        return found if isinstance(found, Difference) else _match(layout, found, 0)
+    patterns: ClassVar[Sequence[Pattern]] = ((1, "N", ("boxes", 5)), *[(1, "classes", "h", "w")] * 2)
+
+    certainty = classmethod(_certainty)
 
     def chosen_logits(self, logits: Values) -> Values:
-        return super().chosen_logits(log(logits.clip(_MIN_PROBABILITY, None)))
+        return super().chosen_logits(library(logits).log(logits.clip(_MIN_PROBABILITY, None)))
 
 
 class YolopLaneDecoder(_ProbabilityMaps, TwinLiteNetDecoder):
     """The same outputs -> lane lines of the second map."""
 
     name = "yolop_lanes"
-    signature = YolopDecoder.signature
+    signature = "(1, N, 5 + classes), twice (1, 2, h, w): the lane lines of the last map (YOLOP)"
 
 
 class YolopDrivableDecoder(_ProbabilityMaps, DrivableDecoder):
@@ -81,38 +67,12 @@ class YolopDrivableDecoder(_ProbabilityMaps, DrivableDecoder):
     """
 
     name = "yolop_drivable"
-    signature = YolopDecoder.signature
+    signature = "(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first map (YOLOP)"
 
     def maps(self, outputs: Sequence[Values]) -> Values:
         return next(output for output in outputs if output.ndim == 4)[0]
 
 
-def _match(layout: Layout, found: Bound, classes: int) -> Match:
-    certainty = EXACT if strides_of(layout.size, found.axes.get("N", 0), _ANCHORS) else LIKELY
-    return Match(
-        certainty, f"boxes of {found.axes.get('classes', 0) or '?'} classes and two maps of two classes", classes
-    )
-
-
-_LETTERBOX = {"fit": "letterbox", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-
-SPEC = DecoderSpec.of(
-    YolopDecoder,
-    "(1, N, 5 + classes), twice (1, 2, h, w): the boxes (YOLOP)",
-    default_labels=("vehicle",),
-    preprocess=_LETTERBOX,
-)
-LANES = DecoderSpec.of(
-    YolopLaneDecoder,
-    "(1, N, 5 + classes), twice (1, 2, h, w): the lane lines of the last map (YOLOP)",
-    result_kind="lanes",
-    default_labels=("none", "lane"),
-    preprocess=_LETTERBOX,
-)
-DRIVABLE = DecoderSpec.of(
-    YolopDrivableDecoder,
-    "(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first map (YOLOP)",
-    result_kind="drivable_area",
-    default_labels=("none", "drivable"),
-    preprocess=_LETTERBOX,
-)
+SPEC = DecoderSpec.of(YolopDecoder, preprocess=_INPUT)
+LANES = DecoderSpec.of(YolopLaneDecoder, preprocess=_INPUT)
+DRIVABLE = DecoderSpec.of(YolopDrivableDecoder, preprocess=_INPUT)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from multi_dnn_ros.decoders.layout import Layout
-from multi_dnn_ros.decoders.recognition import Recognition, recognize
-from multi_dnn_ros.decoders.registry import DECODERS
+from multi_dnn_ros.decoders.registry import DECODERS, Recognition, recognize
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import assumed_labels, configured_labels

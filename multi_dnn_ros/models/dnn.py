@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.decoders.base import Decoder
-from multi_dnn_ros.decoders.several import ResultDecoder, SelectedOutputsDecoder, SeveralDecoders, WindowDecoder
+from multi_dnn_ros.decoders.several import Part, ResultDecoder
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -104,17 +104,6 @@ class Output:
     raw_outputs: tuple[int, ...] | None = None
     decoder_name: str = ""
 
-    def results(self, view: View) -> ResultDecoder:
-        """All raw outputs for an image of which the DNN sees `view` -> the result in pixels of the image."""
-        decoder: ResultDecoder = self.decoder
-        if self.raw_outputs is not None:
-            decoder = SelectedOutputsDecoder(decoder, self.raw_outputs)
-        if view.is_whole:
-            return decoder
-        place = RESULT_KINDS.get(self.result_kind).place
-        assert place is not None  # checked by load_dnn
-        return WindowDecoder(decoder, view, place)
-
 
 @dataclass(frozen=True)
 class Dnn:
@@ -169,8 +158,11 @@ class Dnn:
     @property
     def results(self) -> ResultDecoder:
         """Raw outputs for `inputs` -> the result in pixels of the image; SeveralResults if the outputs have names."""
-        decoders = {name: output.results(self.view) for name, output in self.outputs.items()}
-        return decoders[""] if "" in decoders else SeveralDecoders(decoders)
+        parts = {}
+        for name, output in self.outputs.items():
+            place = None if self.view.is_whole else RESULT_KINDS.get(output.result_kind).place
+            parts[name] = Part(output.decoder, output.raw_outputs, place)
+        return ResultDecoder(parts, self.view)
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""

@@ -11,11 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.lane_map import DrivableDecoder, LaneDecoder, TwinLiteNetDecoder
-from multi_dnn_ros.decoders.layout import Layout
-from multi_dnn_ros.decoders.recognition import recognize
+from multi_dnn_ros.decoders.lane_map import DrivableDecoder
 from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
 from multi_dnn_ros.decoders.yolo import YoloInstancesDecoder, YoloMasksDecoder
+from multi_dnn_ros.decoders.yolop import YolopDrivableDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kinds import place_instances, place_mask
 from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
@@ -158,23 +157,18 @@ def test_a_mask_is_the_positive_part_of_its_prototypes_inside_the_box() -> None:
     assert placed.pixels.sum() == 32 * 32
 
 
-def test_twinlitenet_gives_the_lines_of_its_second_map() -> None:
-    generator = torch.Generator().manual_seed(0)
-    area, lines = torch.randn(1, 2, 90, 160, generator=generator), torch.zeros(1, 2, 90, 160)
-    lines[0, 0] = 8.0
-    lines[0, :, 30:, 40:44] = torch.tensor([-4.0, 4.0])[:, None, None]
-    lines[0, :, 30:, 110:114] = torch.tensor([-4.0, 4.0])[:, None, None]
-    decoder = TwinLiteNetDecoder(Preprocess(160, 90), ("none", "lane"))
-    decoder.check([area, lines])
-    result = decoder([area, lines], (720, 1280))
-    assert len(result.lanes) == 2
-    single = LaneDecoder(Preprocess(160, 90), ("none", "lane"))([lines], (720, 1280))
-    np.testing.assert_array_equal(result.numbers, single.numbers)
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.6, 0.9])
+def test_drivable_of_yolop_is_where_its_share_of_the_two_probabilities_is_large_enough(threshold: float) -> None:
+    area, lines = torch.rand(2, 1, 2, 32, 64, generator=torch.Generator().manual_seed(0))
+    rows = torch.rand(1, 126, 6)
+    decoder = YolopDrivableDecoder(Preprocess(64, 32), ("none", "drivable"), score_threshold=threshold)
+    share = (area[0, 1] / area[0].sum(0)).numpy()
+    expected = np.where(share >= (threshold or 0.5), 0, NO_CLASS)
+    assert set(np.unique(expected)) == {0, NO_CLASS}
     parts = decoder.in_two_parts()
     assert parts is not None
-    np.testing.assert_array_equal(parts.decode(parts.condense([area, lines]), (720, 1280)).numbers, single.numbers)
-    with pytest.raises(OutputError, match=r"decoder twinlitenet with .* reads .* expected, found 1"):
-        decoder([lines], (720, 1280))
-    with pytest.raises(OutputError, match="output 0 holds NaN"):
-        decoder([torch.full_like(area, float("nan")), lines], (720, 1280))
-    assert recognize(Layout(((1, 2, 360, 640),) * 2, (640, 360)), "lanes").chosen == "twinlitenet"
+    for outputs in ([rows, area, lines], [area, lines, rows]):
+        for found in (decoder(outputs, (32, 64)), parts.decode(parts.condense(outputs), (32, 64))):
+            np.testing.assert_array_equal(found.class_ids, expected)
+    with pytest.raises(OutputError, match=r"decoder yolop_drivable with .* reads .* twice"):
+        decoder.check([area])

@@ -1,6 +1,8 @@
-"""UFLDv2 and CLRNet: the lines are those of the networks' original code, restated in support/reference_lanes.py."""
+"""UFLDv2, CLRNet, LSTR: the lines are those of the networks' original code (support/reference_lanes.py) or formula."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -9,9 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.decoders.lane_curves import ClrNetDecoder
-from multi_dnn_ros.decoders.layout import Layout
-from multi_dnn_ros.decoders.recognition import recognize
+from multi_dnn_ros.decoders.base import Decoder
+from multi_dnn_ros.decoders.lane_curves import SPEC, ClrNetDecoder
 from multi_dnn_ros.decoders.ufld import UfldV2Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Lanes, OutputError
@@ -127,22 +128,6 @@ def test_any_numbers_of_clrnet_give_lines_inside_the_image(values: list[float], 
         assert (lane.points <= np.array([size[1] - 1, size[0] - 1])).all()
 
 
-@pytest.mark.parametrize(
-    ("shapes", "size", "name"),
-    [
-        ([(1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4)], (1600, 320), "ufldv2"),
-        ([(1, 100, 56, 4), (1, 100, 41, 4), (1, 2, 56, 4), (1, 2, 41, 4)], (800, 320), "ufldv2"),
-        ([(1, 192, 78)], (800, 320), "clrnet"),
-    ],
-)
-def test_recognized(shapes: list, size: tuple, name: str) -> None:
-    for kind in ("", "lanes"):
-        found = recognize(Layout(tuple(shapes), size), kind)
-        assert found.chosen == name, found.why
-        assert found.decided
-    assert recognize(Layout(((1, 25200, 78),), (640, 640), 73)).chosen == "yolov5"
-
-
 def test_other_rows_and_values_that_are_not_finite_are_refused() -> None:
     decoder = UfldV2Decoder(Preprocess(1600, 320), ["lane"])
     outputs = [
@@ -155,3 +140,59 @@ def test_other_rows_and_values_that_are_not_finite_are_refused() -> None:
         decoder(outputs, (20, 20))
     with pytest.raises(OutputError, match="output 0 holds NaN"):
         ClrNetDecoder(Preprocess(800, 320), ["lane"])([torch.full((1, 192, 78), float("nan"))], (20, 20))
+
+
+def lstr(threshold: float = 0.4, max_lines: int = 100) -> Decoder:
+    return SPEC.factory(Preprocess(640, 360), ["lane"], keep=(), score_threshold=threshold, max_detections=max_lines)
+
+
+def raw(rows: list[tuple[float, list[float]]]) -> list[torch.Tensor]:
+    """(logit of lane, curve) of each line; the logit of none is 0."""
+    logits = torch.tensor([[[0.0, logit] for logit, _ in rows]])
+    return [logits, torch.tensor([[curve for _, curve in rows]], dtype=torch.float32)]
+
+
+def test_points_lie_on_the_curve_from_the_bottom_up() -> None:
+    curve = [0.9, 0.5, 0.002, 0.3, -0.05, 0.6, 0.2, 0.1]
+    found = lstr()(raw([(3.0, curve), (-3.0, curve)]), (720, 1280))
+    (lane,) = found.lanes
+    assert lane.score == pytest.approx(1 / (1 + math.exp(-3.0)), abs=1e-6)
+    assert lane.points[0, 1] == pytest.approx(0.9 * 720, abs=0.5)
+    assert (np.diff(lane.points[:, 1]) < 0).all()
+    _, _, k, f, m, n, b, c = curve
+    for u, v in lane.points.tolist():
+        y = v / 720
+        assert u == pytest.approx((k / (y - f) ** 2 + m / (y - f) + n + b * y - c) * 1280, abs=0.05)
+
+
+def test_ends_in_either_order_and_the_order_of_the_outputs_do_not_matter() -> None:
+    down, up = [0.9, 0.5, 0.0, 0.3, 0.0, 0.6, 0.2, 0.1], [0.5, 0.9, 0.0, 0.3, 0.0, 0.6, 0.2, 0.1]
+    first = lstr()(raw([(3.0, down)]), (360, 640))
+    second = lstr()(list(reversed(raw([(3.0, up)]))), (360, 640))
+    np.testing.assert_allclose(first.lanes[0].points, second.lanes[0].points)
+
+
+def test_outputs_of_the_public_export_and_wrong_ones() -> None:
+    further = [torch.zeros(1, 7, 2), torch.zeros(1, 7, 8), torch.zeros(1, 240, 240)]
+    rows = [(3.0, [0.9, 0.5, 0.0, 0.3, 0.0, 0.6, 0.2, 0.1])] * 7
+    one = lstr()
+    one.check([*raw(rows), *further])
+    assert len(one([*raw(rows), *further], (360, 640)).lanes) == 7
+    with pytest.raises(OutputError, match="expected 8"):
+        one.check([torch.zeros(1, 7, 2), torch.zeros(1, 7, 6)])
+    with pytest.raises(OutputError, match="2 or 5 outputs expected, found 3"):
+        one.check(raw(rows) + further[:1])
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
+lines = st.tuples(st.floats(-8, 8, width=32), st.lists(numbers, min_size=8, max_size=8))
+
+
+@settings(max_examples=60)
+@given(rows=st.lists(lines, min_size=1, max_size=7), max_lines=st.integers(1, 8))
+def test_any_numbers_of_lstr_give_lines_inside_the_image(rows: list, max_lines: int) -> None:
+    found = lstr(0.3, max_lines)(raw(rows), (100, 200))
+    assert len(found.lanes) <= max_lines
+    for lane in found.lanes:
+        assert np.isfinite(lane.points).all()
+        assert ((lane.points >= 0) & (lane.points <= [199, 99])).all()

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.decoders.layout import Layout, row_count
-from multi_dnn_ros.decoders.recognition import recognize
-from multi_dnn_ros.decoders.registry import DECODERS
+from multi_dnn_ros.decoders.registry import DECODERS, recognize
 from multi_dnn_ros.settings.schema import DnnConfig
 
 #: Shapes of real exports, input size and number of class names that are known (0: none).
@@ -50,6 +49,12 @@ EXPORTS = {
     "segmentation": ("segmentation", [(1, 19, 512, 1024)], (1024, 512), 0),
     "segmentation at an eighth": ("segmentation", [(1, 4, 64, 112)], (896, 512), 4),
     "LSTR": ("lstr", [(1, 7, 2), (1, 7, 8), (1, 7, 2), (1, 7, 8), (1, 240, 240)], (640, 360), 0),
+    "UFLDv2 for CULane": ("ufldv2", [(1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4)], (1600, 320), 0),
+    "UFLDv2 for TuSimple": ("ufldv2", [(1, 100, 56, 4), (1, 100, 41, 4), (1, 2, 56, 4), (1, 2, 41, 4)], (800, 320), 0),
+    "CLRNet": ("clrnet", [(1, 192, 78)], (800, 320), 0),
+    "YOLOv5 of 73 classes": ("yolov5", [(1, 25200, 78)], (640, 640), 73),
+    "TwinLiteNet": ("twinlitenet", [(1, 2, 360, 640)] * 2, (640, 360), 0),
+    "YOLOP": ("yolop", [(1, 25200, 6), (1, 2, 640, 640), (1, 2, 640, 640)], (640, 640), 0),
     "lane mask": ("lane", [(1, 1, 192, 320)], (320, 192), 0),
 }  # fmt: skip
 
@@ -110,6 +115,11 @@ def test_only_decoders_of_a_result_kind() -> None:
     layout = Layout(((1, 85, 22, 22),), (352, 352))
     assert recognize(layout).chosen == "grid"
     assert recognize(layout, "lanes").chosen == "lane"
+    yolop = Layout(((1, 25200, 6), (1, 2, 640, 640), (1, 2, 640, 640)), (640, 640))
+    assert recognize(yolop, "detections").chosen == "yolop"
+    assert recognize(yolop, "lanes").chosen == "yolop_lanes"
+    assert recognize(yolop, "lanes").decided
+    assert recognize(yolop, "drivable_area").chosen == "yolop_drivable"
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(22, 11), (352, 352), (88, 88), (23, 23)])
