@@ -12,7 +12,7 @@ from rclpy.lifecycle import LifecycleNode
 from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
 from multi_dnn_ros.ros.served_dnns import ServedDnns
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription
-from multi_dnn_ros.serving.swap import Swap
+from multi_dnn_ros.serving.groups import Swap
 from multi_dnn_ros.settings.parameter_fields import shown
 
 
@@ -71,8 +71,7 @@ class ModelSwaps:
         if swap is not None:
             if self._under_way and swap.progress:
                 text += f": {swap.progress}"
-            gaps = {f"gap of {dnn} (ms)": f"{gap_ms:.0f}" for dnn, gap_ms in list(swap.gaps_ms.items())}
-            yield Status("model swap", self._level, text, {"settings": self._listed(), **gaps})
+            yield Status("model swap", self._level, text, {"settings": self._listed()})
 
     def _step(self) -> None:
         with self._lock:

@@ -27,7 +27,7 @@ from multi_dnn_ros.serving.capacity import capacity_of_devices
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
-from multi_dnn_ros.serving.statistics import DnnCamera, DnnCameraStatistics
+from multi_dnn_ros.serving.statistics import DnnCameraStatistics
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S, NodeConfig
@@ -96,7 +96,7 @@ class ServedDnns:
     def start(self) -> None:
         """Serve frames. To be called when the publishers are active, because inactive ones drop messages."""
         config, dnns = self.config, self.description.dnns
-        self._last: dict[DnnCamera, DnnCameraStatistics] = {}  # of the last diagnostics
+        self._last: dict[tuple[str, str], DnnCameraStatistics] = {}  # of the last diagnostics
         self._tracks = Tracks()
         for name in (name for name in dnns if config.dnns[name].track):
             for camera in dnns[name].cameras:
@@ -149,7 +149,7 @@ class ServedDnns:
         hanging = self.host.stop(max(end - time.monotonic(), 0.0))
         self._ledger.drop_unanswered(DropReason.SHUTDOWN, "not answered before the engine stopped")
         self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
-        for (dnn, camera), figures in self._ledger.statistics().by_dnn_and_camera.items():
+        for (dnn, camera), figures in self._ledger.statistics().items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in figures.dropped.items() if count)
             text = f"{dnn} on {camera}: {figures.published} of {figures.offered} frames published"
             self._log.info(text + (f"; dropped: {lost}" if lost else ""))
@@ -247,21 +247,21 @@ class ServedDnns:
         if not self.active:
             return
         statistics, now_ns = self._ledger.statistics(), time.monotonic_ns()
-        inputs, switched_off = dict(self._inputs), self._ledger.switched_off()
+        inputs, switched_off, disabled = dict(self._inputs), self._ledger.switched_off(), self._ledger.disabled()
         bad_images = dict.fromkeys(inputs, 0)
-        for (dnn, camera), figures in statistics.by_dnn_and_camera.items():
+        for (dnn, camera), figures in statistics.items():
             if camera not in inputs:  # not subscribed yet
                 continue
             level, text = OK, SWITCHED_OFF_MESSAGE
-            if dnn not in switched_off and dnn in statistics.disabled:
-                level, text = ERROR, statistics.disabled[dnn]
+            if dnn not in switched_off and dnn in disabled:
+                level, text = ERROR, disabled[dnn]
             elif dnn not in switched_off:
                 before = self._last.get((dnn, camera), DnnCameraStatistics())
                 level, text = dnn_level(figures, before, inputs[camera].silence(now_ns))
             yield Status(f"{dnn} on {camera}", level, text, dnn_values(figures))
             # Every DNN counts each image that cannot be decoded.
             bad_images[camera] = max(bad_images[camera], figures.dropped.get(DropReason.BAD_IMAGE, 0))
-        self._last = dict(statistics.by_dnn_and_camera)
+        self._last = statistics
         for camera, source in inputs.items():
             yield source.status(bad_images[camera], now_ns)
         yield from self._ground.statuses()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.job_plan import JobPlanner
     from multi_dnn_ros.planning.predictor import Predictor
 
-log = logging.getLogger(__name__)
-
 
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
     """Build the pipeline of `config`. progress: called with one line per step.
@@ -53,8 +50,6 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     findings = check_settings(config)
     if findings.problems:
         raise ConfigError("\n".join(findings.problems))
-    for warning in findings.warnings:
-        log.warning("%s", warning)
     (unit,) = set(findings.units.values())
     device, dnns = device_of(unit), findings.dnns
     workers, threads = workers_and_threads(config, unit)

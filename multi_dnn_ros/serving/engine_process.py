@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +51,6 @@ _EXIT_S = 2.0
 Events = queue.SimpleQueue[tuple["Engine", Any]]
 
 
-class Phase(Enum):
-    """Progress of an engine."""
-
-    STARTING = "starting"  # imports its modules
-    READY = "imports done"
-    CONFIGURING = "configuring"
-    CONFIGURED = "configured"  # serves the frames that it gets
-    KILLED = "killed"  # not ended yet
-
-
 class Engine:
     """Starts the engine, in a process of its own, which writes to the stderr of this process. Raises OSError if that
     fails.
@@ -70,8 +59,9 @@ class Engine:
     of the cameras, by name. events: gets its messages that are not about frames, at last Ended. modules: what a process
     imports before it is ready.
 
-    phase, since_ns (of the phase), config and dnns (what it is, or is being, configured for), description (once
-    configured), ledger (gets its answers) and retired (it only finishes its frames) belong to the supervisor.
+    is_ready (its imports are done), config and dnns (what it is, or is being, configured for), description (once
+    configured), since_ns (of that, or of retired), retired (it only finishes its frames), killed and ledger (gets its
+    answers) belong to the supervisor.
     """
 
     def __init__(
@@ -84,18 +74,17 @@ class Engine:
         modules: Sequence[str] = (),
     ) -> None:
         self.label, self.device = label, device
-        self.phase = Phase.STARTING
         self.since_ns = self.started_ns = time.monotonic_ns()
+        self.is_ready = self.retired = self.killed = False
         self.config: NodeConfig | None = None
         self.dnns: tuple[str, ...] = ()
         self.description: EngineDescription | None = None
         self.ledger: Ledger | None = None
-        self.retired = False
         self.pid = os.getpid()
         self._pools = pools
         self._events = events
         self._lock = threading.Lock()
-        self._cause = self._abort_cause = ""  # of the first call of kill; of the end that it has announced
+        self._cause = ""  # of the first call of kill, or of the end that it has announced
         self._has_ended = False  # from here on its process id may belong to another process
         self._ended = threading.Event()
         self._oom_kills = oom_kills()
@@ -114,9 +103,6 @@ class Engine:
         threading.Thread(target=run, name=f"reader {label}", daemon=True).start()
         if (error := started.get()) is not None:
             raise OSError(f"{label} cannot be started: {error}") from error
-
-    def enter(self, phase: Phase, now_ns: int) -> None:
-        self.phase, self.since_ns = phase, now_ns
 
     def send(self, message: Any) -> None:
         """Send a message; blocks for at most a second and never raises OSError.
@@ -140,15 +126,38 @@ class Engine:
         ))  # fmt: skip
 
     def kill(self, cause: str) -> None:
-        """End the engine and its children. The `cause` of the first call becomes the cause of the end."""
+        """End the engine and its children. `cause`: of its end, unless it has announced one, or of an earlier call."""
         with self._lock:
-            if not self._cause and not self._has_ended:
-                self._cause = cause
+            if not self._has_ended:
+                self._cause = self._cause or cause
                 _kill_group(self.pid)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the engine has ended; False on timeout."""
         return self._ended.wait(timeout_s)
+
+    def fault(self, settings: NodeConfig, now_ns: int, running_since_ns: int) -> str:
+        """Why it counts as hanging; empty: it does not. Loading has no time limit, and only time in which this process
+        itself ran, since running_since_ns, counts: the machine may have been suspended.
+        """
+        if self.description is None or self.killed or self.pid == os.getpid():
+            return ""
+
+        def elapsed_s(since_ns: int) -> float:
+            return (now_ns - max(since_ns, running_since_ns)) / 1e9
+
+        silent_s = elapsed_s(max(self.state.heartbeat_ns(), self.since_ns))
+        if silent_s > settings.heartbeat_timeout_s:
+            return f"hung: no heartbeat for {silent_s:.1f} s (limit: {settings.heartbeat_timeout_s:g} s)"
+        limit = f"takes longer than {settings.job_timeout_s:g} s (parameter job_timeout_s)"
+        late = [dnn for dnn, at in self.state.running_jobs().items() if elapsed_s(at) > settings.job_timeout_s]
+        if late:
+            return f"hung: a job of DNN {', '.join(late)} {limit}"
+        if (image_ns := self.state.image_ns()) and elapsed_s(image_ns) > settings.job_timeout_s:
+            return f"hung: decoding an image {limit}"
+        if self.retired and elapsed_s(self.since_ns) > settings.stop_timeout_s:
+            return f"hung: it did not finish its frames within {settings.stop_timeout_s:g} s"
+        return ""
 
     def memory(self) -> dict[str, int]:
         """Memory in use, by name with the unit."""
@@ -195,10 +204,8 @@ class Engine:
             self._has_ended = True
             _kill_group(self.pid)  # its children
         code = self._process.wait()
-        if self._cause and code == -signal.SIGKILL:
+        if self._cause:
             return self._cause
-        if self._abort_cause:
-            return self._abort_cause
         how = f"exited with code {code}"
         if code < 0:
             how = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
@@ -230,7 +237,7 @@ class Engine:
     def _handle(self, message: Any) -> None:
         ledger = self.ledger
         if isinstance(message, messages.Aborting):
-            self._abort_cause = message.cause
+            self._cause = self._cause or message.cause
         if isinstance(message, logging.LogRecord):
             logging.getLogger(message.name).handle(message)
         elif not isinstance(message, (messages.FrameResult, messages.FrameDropped, Failure)):

@@ -1,49 +1,42 @@
-"""The DNNs that one engine serves, and their status in the diagnostics."""
+"""What the supervisor knows: the DNNs that one engine serves, with their status; and a swap of their settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from multi_dnn_ros.serving.descriptions import EngineStatus, Level
+from multi_dnn_ros.serving.descriptions import DnnDescription, EngineStatus, Level
 from multi_dnn_ros.serving.engine_process import Engine
+from multi_dnn_ros.settings.schema import NodeConfig
 
 
-@dataclass(frozen=True)
-class Pauses:
-    """Seconds before the next attempt, by the number of earlier ones without fault_window_s of service in between; the
-    last value applies to all further ones. restart: of starting an engine. retry: of a disabled DNN.
-    """
-
-    restart: tuple[float, ...] = (0.0, 1.0, 5.0, 30.0, 60.0)
-    retry: tuple[float, ...] = (10.0, 60.0, 600.0)
-
-
-@dataclass
+@dataclass(eq=False)
 class Group:
     """DNNs that one engine serves.
 
-    own: one DNN after the second loss of the engine that it shared. spare: the engine that is prepared for the group,
-    as a replacement or as a standby; spare_cause: why the latest standby was lost. losses: times of the losses within
-    the last fault_window_s. pauses, retries: numbers of those since the group last served for fault_window_s. disabled:
-    why its DNN is disabled until an engine serves it; "": it is not. cause, lost_ns: of the latest loss. gap_ms: time
-    without a result after it; None: there is no result of another engine yet.
+    own: one DNN after the second loss of the engine that it shared; until its own engine is ready, a hot standby may
+    serve it with others. engine: serves the group now. spare: is prepared as a replacement or as a standby;
+    spare_cause: why the latest standby was lost. failures: losses and failed preparations since the group last served
+    for fault_window_s; losses: only those that a DNN of the group may have caused. disabled: why its DNN is disabled
+    until an engine serves it; "": it is not. restarts, cause, lost_ns: number of replacements; of the latest loss.
+    gap_ms: from the latest loss to its replacement.
     """
 
     device: str
     dnns: tuple[str, ...]
     own: bool = False
+    engine: Engine | None = None
     spare: Engine | None = None
     spare_cause: str = ""
+    failures: int = 0
+    losses: int = 0
     next_attempt_ns: int = 0
-    losses: list[int] = field(default_factory=list)
-    pauses: int = 0
-    retries: int = 0
+    served_since_ns: int = 0
     disabled: str = ""
-    served_since_ns: int | None = None
     restarts: int = 0
     cause: str = ""
     lost_ns: int = 0
-    gap_ms: float | None = None
+    gap_ms: float = 0.0
 
     @property
     def name(self) -> str:
@@ -51,50 +44,96 @@ class Group:
         return f"engine {self.device}" + (f" {self.dnns[0]}" if self.own else "")
 
     @property
-    def is_missed(self) -> bool:
-        """Whether the engine was lost, and no other has given a result yet."""
-        return bool(self.cause) and self.gap_ms is None
+    def is_served(self) -> bool:
+        """Whether an engine serves the group and no DNN of another group."""
+        return self.engine is not None and (not self.own or self.engine.dnns == self.dnns)
+
+    def has_standby(self, kind: str) -> bool:
+        """Whether the spare can take over. kind: parameter standby."""
+        return self.spare is not None and (
+            self.spare.is_ready if kind == "warm" else self.spare.description is not None
+        )
+
+    def status(self, kind: str, window_ns: int, now_ns: int, *, active: bool) -> EngineStatus:
+        """ERROR while no engine serves the group; WARN for fault_window_s after a loss, for a DNN with an engine of its
+        own, and while the standby is missing. kind: parameter standby. active: whether frames arrive.
+        """
+        standby = f"{kind}, ready" if self.has_standby(kind) else f"{kind}, being prepared"
+        if kind == "none" or self.own:
+            standby = "none (parameter standby)" if kind == "none" else "none"
+        elif self.spare is None:
+            standby = "none at this moment" + (f": {self.spare_cause}" if self.spare_cause else "")
+        engine, ago_ns = self.engine, now_ns - self.lost_ns
+        values: dict[str, object] = {
+            "DNNs": ", ".join(self.dnns),
+            "pid": engine.pid if engine is not None else "none",
+            "uptime (s)": f"{(now_ns - engine.started_ns) / 1e9:.1f}" if engine is not None else "0.0",
+            "restarts": self.restarts,
+            **(engine.memory() if engine is not None else {}),
+        }
+        if self.cause:
+            values["last loss"] = self.cause
+            values["last loss (s ago)"] = f"{ago_ns / 1e9:.1f}"
+            values["gap (ms)"] = "ongoing" if engine is None else f"{self.gap_ms:.0f}"
+        values["standby"] = standby
+        level, text = Level.OK, "serving" if active else "ready"
+        if self.disabled:
+            level, text = Level.ERROR, self.disabled
+        elif engine is None:
+            wait_s = (self.next_attempt_ns - now_ns) / 1e9 if self.spare is None else 0.0
+            step = f"next attempt in {wait_s:.0f} s" if wait_s > 0 else "preparing a process"
+            level, text = Level.ERROR, f"no process serves {', '.join(self.dnns)}: {self.cause}; {step}"
+        elif self.own:
+            level, text = (
+                Level.WARN,
+                f"{'has' if self.is_served else 'will have'} a process of its own after two losses",
+            )
+        elif self.cause and ago_ns < window_ns:
+            level, text = Level.WARN, f"lost {ago_ns / 1e9:.0f} s ago and replaced: {self.cause}"
+        elif self.spare is None and self.spare_cause:
+            level, text = Level.WARN, f"{text}; standby: {standby}"
+        return EngineStatus(self.name, level, text, values)
 
 
-def pause_ns(pauses_s: tuple[float, ...], earlier: int) -> int:
-    """The pause before the next attempt. earlier: number of earlier ones; -1: the longest pause."""
-    return round(pauses_s[min(earlier, len(pauses_s) - 1)] * 1e9)
+@dataclass
+class Swap:
+    """Other settings of DNNs, for which engines are prepared while the previous ones serve (docs/isolation.md).
 
+    When they are ready, the caller commits the swap, and they take over between two frames. Any thread may use it.
 
-def group_status(
-    group: Group, engine: Engine | None, standby: str, window_ns: int, now_ns: int, *, active: bool
-) -> EngineStatus:
-    """ERROR while no engine serves the group or its DNN is disabled; WARN for fault_window_s after a loss, for a DNN
-    with an engine of its own, and while the standby is missing. engine: serves the group. standby: its state in words.
-    active: whether frames arrive.
+    configs: by device, the new settings. notify: called in any thread when the state may have changed; must neither
+    block nor use the swap. engines: those being prepared, by group. failure: why the swap has failed or was cancelled;
+    "": it was not. progress: the latest step of the preparation.
     """
-    values: dict[str, object] = {
-        "DNNs": ", ".join(group.dnns),
-        "pid": engine.pid if engine is not None else "none",
-        "uptime (s)": f"{(now_ns - engine.started_ns) / 1e9:.1f}" if engine is not None else "0.0",
-        "restarts": group.restarts,
-        **(engine.memory() if engine is not None else {}),
-    }
-    ago_ns = now_ns - group.lost_ns
-    if group.cause:
-        values["last loss"] = group.cause
-        values["last loss (s ago)"] = f"{ago_ns / 1e9:.1f}"
-        values["gap (ms)"] = "ongoing" if group.gap_ms is None else f"{group.gap_ms:.0f}"
-    values["standby"] = standby
-    level, text = Level.OK, "serving" if active else "ready"
-    if group.disabled:
-        level, text = Level.ERROR, group.disabled
-    elif engine is None:
-        wait_s = (group.next_attempt_ns - now_ns) / 1e9 if group.spare is None else 0.0
-        step = f"next attempt in {wait_s:.0f} s" if wait_s > 0 else "preparing a process"
-        level, text = Level.ERROR, f"no process serves {', '.join(group.dnns)}: {group.cause}; {step}"
-    elif group.own:
-        has = "has" if engine.dnns == group.dnns else "will have"
-        level, text = Level.WARN, f"{has} a process of its own after two losses"
-    elif group.is_missed and active:
-        level, text = Level.WARN, f"replaced, no result yet: {group.cause}"
-    elif group.cause and ago_ns < window_ns:
-        level, text = Level.WARN, f"lost {ago_ns / 1e9:.0f} s ago and replaced: {group.cause}"
-    elif group.spare is None and group.spare_cause:
-        level, text = Level.WARN, f"{text}; standby: {standby}"
-    return EngineStatus(group.name, level, text, values)
+
+    configs: Mapping[str, NodeConfig]
+    notify: Callable[[], None]
+    _commit: Callable[[Swap], bool]  # of the supervisor
+    _cancel: Callable[[Swap, str], None]
+    engines: dict[Group, Engine] = field(default_factory=dict)
+    failure: str = ""
+    progress: str = ""
+    committed: bool = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was neither committed nor cancelled, and has not failed."""
+        return not self.committed and not self.failure
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it can be committed."""
+        return self.is_under_way and all(engine.description is not None for engine in self.engines.values())
+
+    def descriptions(self) -> dict[str, DnnDescription]:
+        """The DNNs with the new settings, once prepared."""
+        found = [engine.description for engine in self.engines.values()]
+        return {name: dnn for it in found if it is not None for name, dnn in it.dnns.items()}
+
+    def commit(self) -> bool:
+        """Let the new settings take over between two frames. False: they are not, or no longer, prepared."""
+        return self._commit(self)
+
+    def cancel(self, cause: str) -> None:
+        """End the preparation; no effect after the commit."""
+        self._cancel(self, cause)

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,12 +25,11 @@ from multi_dnn_ros.serving.descriptions import (
     build_pipeline,
     modules_of,
 )
-from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine, Phase
-from multi_dnn_ros.serving.groups import Pauses
+from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.memory import with_memory_limit
 from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
-from multi_dnn_ros.serving.supervisor import Supervisor
+from multi_dnn_ros.serving.supervisor import PAUSES_S, Supervisor
 from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
@@ -48,11 +48,11 @@ class Host(Supervisor):
     Methods may be called from any thread. At most one of configure, start, stop and close may run at a time, except
     that cancel and close may be called while configure is running.
 
-    build: makes the pipeline in the engine's process. pauses: of the supervision.
+    build: makes the pipeline in the engine's process. pauses_s: of the supervision.
     """
 
-    def __init__(self, build: Build = build_pipeline, pauses: Pauses = Pauses()) -> None:  # noqa: B008 (immutable)
-        super().__init__(build, pauses)
+    def __init__(self, build: Build = build_pipeline, pauses_s: tuple[float, ...] = PAUSES_S) -> None:
+        super().__init__(build, pauses_s)
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by configure
         self._config: NodeConfig | None = None  # while configured
@@ -103,7 +103,7 @@ class Host(Supervisor):
             self._configure(engine, tuple(part.dnns), part, in_background=False)
             engine.description = self._configured(progress, f"{device}: " if len(parts) > 1 else "")
             engine.device = device if len(parts) > 1 else engine.description.device  # its name is only known now
-            engine.enter(Phase.CONFIGURED, self._clock())
+            engine.since_ns = self._clock()
         return self._engines
 
     def _configured(self, progress: Callable[[str], None], device: str) -> EngineDescription:
@@ -133,8 +133,8 @@ class Host(Supervisor):
                 ledger, self._ledger = self._ledger, None
             if ledger is not None:
                 ledger.drop_unanswered(DropReason.SHUTDOWN, "the engine was closed")
-            if self._swap is not None:
-                self._swap.cancel("the engine was closed")
+            with self._locked():
+                self._cancel("the engine was closed")
             self._discard()
 
     def _discard(self) -> None:
@@ -153,6 +153,13 @@ class Host(Supervisor):
             pool.close()
 
     # -- serving
+
+    def memory(self) -> dict[str, int]:
+        """Memory in use by the engines, bytes by name."""
+        total = Counter[str]()
+        for engine in list(self._engines):
+            total.update({f"engine processes {name}": value for name, value in engine.memory().items()})
+        return dict(total)
 
     def buffer(self, camera: str, timeout_s: float) -> Slot | None:
         """Memory for the next image of a camera, which the caller releases or offers; None on timeout."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-from multi_dnn_ros.serving.statistics import DnnCameraRecorder, Statistics
+from multi_dnn_ros.serving.statistics import DnnCameraStatistics
 
 #: How much earlier than due an image is accepted, as a share of the period of max_rate_hz. Without this tolerance,
 #: jitter of a camera that is as fast as the limit would make every second image come too early.
@@ -31,6 +31,8 @@ SWITCHED_OFF_MESSAGE = "switched off (parameter enable)"
 #: Number of service times from which the shortest is taken as the expected one, and the share of it that is expected: a
 #: DNN that becomes idle before its next image is decoded has to wait.
 _SERVICES, _SERVICE_SHARE = 16, 0.875
+#: Maximum number of results in the window of percentiles and rates.
+_SAMPLES = 4096
 #: Of frames; unique in this process, because a late answer to one ledger must not be one to the next.
 _NUMBERS = itertools.count(1)
 
@@ -77,8 +79,9 @@ class _Stream:
     results: those that wait for earlier frames. delivering: a callback for one of its results is running.
     """
 
-    def __init__(self, window_ns: int) -> None:
-        self.recorder = DnnCameraRecorder(window_ns)
+    def __init__(self) -> None:
+        self.counts = DnnCameraStatistics()
+        self.samples: deque[tuple[int, Timing]] = deque(maxlen=_SAMPLES)
         self.due_ns: int | None = None  # of the next image, under max_rate_hz
         self.open: dict[int, int] = {}
         self.results: dict[int, tuple[_OpenFrame, Result, object]] = {}
@@ -117,15 +120,14 @@ class Ledger:
         self._settings = dict(dnns)
         self._callbacks = callbacks
         self._clock = clock
+        self._window_ns = window_ns
         self._on_answered = on_answered
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self._settled = threading.Condition(self._lock)
         self._frames: dict[int, _OpenFrame] = {}
         self._pending = 0  # answers that are missing or whose callback is running
         self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
-        self._last_results_ns: dict[str, int] = {}  # by DNN
-        self._servers: dict[str, tuple[object, float | None]] = {}  # see server()
-        self._streams = {(dnn, camera): _Stream(window_ns) for dnn, it in dnns.items() for camera in it.cameras}
+        self._streams = {(dnn, camera): _Stream() for dnn, it in dnns.items() for camera in it.cameras}
 
     # -- images before they are handed to an engine
 
@@ -142,7 +144,7 @@ class Ledger:
         with self._lock:
             for dnn in self.dnns_of(frame.camera):
                 settings, stream = self._settings[dnn], self._streams[dnn, frame.camera]
-                stream.recorder.offered += 1
+                stream.counts.offered += 1
                 rate_hz = settings.max_rate_hz
                 if not settings.enabled:
                     refused.append(Drop(dnn, frame, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE))
@@ -251,21 +253,24 @@ class Ledger:
         self._on_answered(entry.frame.camera)
         self._deliver(stream)
 
-    def engine_lost(self, engine: object, message: str) -> None:
-        """Drop the frames that an engine has not answered, which it may still read."""
-        self._drop_unanswered(DropReason.ENGINE_LOST, message, lambda reader: reader is engine)
+    def engine_lost(self, engine: object, message: str, *, ended: bool = False) -> None:
+        """Drop the frames that an engine has not answered, which it may still read; ended: it does not any more."""
+        self.drop_unanswered(DropReason.ENGINE_LOST, message, lambda reader: reader is engine)
+        if ended:
+            with self._lock:
+                for number, entry in list(self._frames.items()):
+                    for dnn in [dnn for dnn, reader in entry.readers.items() if reader is engine]:
+                        self._stop_reading(number, entry, dnn)
 
-    def engine_ended(self, engine: object, message: str) -> None:
-        """Likewise, when the engine has ended and reads nothing any more."""
-        self.engine_lost(engine, message)
+    def drop_unanswered(
+        self, reason: DropReason, message: str, of: Callable[[object], bool] = lambda engine: True
+    ) -> None:
+        """Drop the frames that are not answered. of: only those of an engine for which it is true."""
         with self._lock:
-            for number, entry in list(self._frames.items()):
-                for dnn in [dnn for dnn, reader in entry.readers.items() if reader is engine]:
-                    self._stop_reading(number, entry, dnn)
-
-    def drop_unanswered(self, reason: DropReason, message: str) -> None:
-        """Drop every frame that is not answered, because nothing is served any more."""
-        self._drop_unanswered(reason, message, lambda reader: True)
+            frames = self._frames.items()
+            missing = [(number, dnn) for number, it in frames for dnn in it.unanswered if of(it.readers.get(dnn))]
+        for number, dnn in missing:
+            self.drop(number, dnn, reason, message)
 
     def failure(self, failure: Failure) -> None:
         """A DNN failed: frames were lost because of an error of the DNN."""
@@ -295,19 +300,22 @@ class Ledger:
         """The DNNs whose parameter `enable` is false."""
         return [dnn for dnn, settings in self._settings.items() if not settings.enabled]
 
-    def statistics(self) -> Statistics:
-        """A snapshot of the counts and percentiles."""
+    def disabled(self) -> dict[str, str]:
+        """For each disabled DNN, the reason."""
+        with self._lock:
+            return {dnn: reason for dnn in self._settings if (reason := self._disabled_reason(dnn)) is not None}
+
+    def statistics(self) -> dict[tuple[str, str], DnnCameraStatistics]:
+        """The counts and percentiles, by DNN and camera."""
         now_ns = self._clock()
         with self._lock:
-            recorders = {pair: stream.recorder.copy() for pair, stream in self._streams.items()}
-            disabled = {dnn: reason for dnn in self._settings if (reason := self._disabled_reason(dnn)) is not None}
-        return Statistics({pair: recorder.snapshot(now_ns) for pair, recorder in recorders.items()}, disabled)
-
-    def server(self, dnn: str) -> tuple[object, float | None]:
-        """The engine of the latest result of a DNN, and the ms between its first result and the one before it, which
-        was of another engine; None: there is none.
-        """
-        return self._servers.get(dnn, (None, None))
+            found = {
+                pair: (replace(stream.counts, dropped=stream.counts.dropped.copy()), list(stream.samples))
+                for pair, stream in self._streams.items()
+            }
+        for counts, samples in found.values():  # without the lock, because it takes milliseconds
+            counts.summarize([(at, timing) for at, timing in samples if now_ns - at <= self._window_ns])
+        return {pair: counts for pair, (counts, _) in found.items()}
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every frame is answered and every callback has returned; False on timeout."""
@@ -323,13 +331,6 @@ class Ledger:
             del self._disabled[dnn]
             return None
         return reason
-
-    def _drop_unanswered(self, reason: DropReason, message: str, of: Callable[[object], bool]) -> None:
-        with self._lock:
-            frames = self._frames.items()
-            missing = [(number, dnn) for number, it in frames for dnn in it.unanswered if of(it.readers.get(dnn))]
-        for number, dnn in missing:
-            self.drop(number, dnn, reason, message)
 
     def _answer(self, number: int, dnn: str, engine: object) -> _OpenFrame | None:
         """Note the answer to a frame. None: it is answered already. engine: reads the buffer no longer."""
@@ -367,7 +368,7 @@ class Ledger:
                 number = min(stream.results, default=None)
                 if stream.delivering or number is None or self._waits(stream, number):
                     return
-                entry, result, engine = stream.results.pop(number)
+                entry, result, _ = stream.results.pop(number)
                 del stream.open[number]
                 stream.delivering = True
             try:
@@ -376,7 +377,7 @@ class Ledger:
                 text = f"{type(error).__name__}: {error}"
                 self._count_drop(Drop(result.dnn, result.frame, DropReason.PUBLISH_ERROR, text))
             else:
-                self._count_result(stream, result, engine)
+                self._count_result(stream, result)
             with self._lock:
                 stream.delivering = False
             self._finish(number, entry)
@@ -387,15 +388,17 @@ class Ledger:
         earlier = (it for it in stream.open if it < number and it not in stream.results)
         return any(self._frames[it].readers.get(result.dnn) is not engine for it in earlier)
 
-    def _count_result(self, stream: _Stream, result: Result, engine: object) -> None:
-        now_ns, dnn = self._clock(), result.dnn
+    def _count_result(self, stream: _Stream, result: Result) -> None:
+        now_ns, deadline_ns = self._clock(), self._settings[result.dnn].deadline_ns
         with self._lock:
-            stream.recorder.record_published(result.timing, now_ns, self._settings[dnn].deadline_ns)
-            last_ns, self._last_results_ns[dnn] = self._last_results_ns.get(dnn), now_ns
-            if self.server(dnn)[0] is not engine:
-                self._servers[dnn] = engine, None if last_ns is None else (now_ns - last_ns) / 1e6
+            stream.counts.published += 1
+            if deadline_ns is not None and now_ns - result.timing.received_ns > deadline_ns:
+                stream.counts.deadline_misses += 1
+            stream.samples.append((now_ns, result.timing))
+            while now_ns - stream.samples[0][0] > self._window_ns:
+                stream.samples.popleft()
 
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:
-            self._streams[drop.dnn, drop.frame.camera].recorder.dropped[drop.reason] += 1
+            self._streams[drop.dnn, drop.frame.camera].counts.dropped[drop.reason] += 1
         call_and_log_errors(self._callbacks.on_drop, drop)

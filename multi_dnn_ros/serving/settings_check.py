@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.backends.host import gpu_count
 from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
@@ -47,17 +47,13 @@ def import_registries() -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """problems: one line each, with parameter or file, value and what is allowed. warnings: values that have no effect,
-    are slow, or prevent a check.
-
-    units: the device of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
-    set. dnns: those that could be loaded.
+    """problems: one line each, with parameter or file, value and what is allowed. units: the device of each DNN; empty:
+    invalid. predictor: from the parameter of this name; None: invalid or not set. dnns: those that could be loaded.
     """
 
     problems: tuple[str, ...]
     units: Mapping[str, Unit]
     predictor: Predictor | None
-    warnings: tuple[str, ...]
     dnns: dict[str, Dnn]
 
 
@@ -65,7 +61,6 @@ def check_settings(config: NodeConfig) -> Findings:
     """Find the problems of all parameters and load the DNNs on the CPU, before one is prepared."""
     import_registries()
     problems: list[str] = []
-    warnings = [*_rate_warnings(config)]
     units: Mapping[str, Unit] = {}
     predictor = None
     dnns: dict[str, Dnn] = {}
@@ -91,27 +86,25 @@ def check_settings(config: NodeConfig) -> Findings:
             if camera not in config.cameras:
                 allowed = f"allowed: {', '.join(config.cameras)} (parameter cameras)"
                 problems.append(f"parameter dnn.{name}.cameras names '{camera}'; {allowed}")
-        warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         onnx = False
         if name in units:
             device = device_of(units[name])
             try:
-                backend = BACKENDS.get(backend_name(settings.backend, device, name, settings.precision))
-                onnx = device.type in backend.takes_onnx
+                backend = backend_name(settings.backend, device, name, settings.precision)
+                onnx = device.type in BACKENDS.get(backend).takes_onnx
                 check_backend(settings.backend, device, settings.precision, name)
             except ConfigError as error:
                 problems.append(str(error))
             else:
                 problems.extend(_provider_problems(name, settings, device))
                 problems.extend(_calibration_problems(name, settings))
-                warnings.extend(_backend_warnings(name, settings, device, backend))
             problems.extend(_sms_problems(name, settings, device))
         problems.extend(image_check_problems(name, settings, onnx=onnx))
         try:
             dnns[name] = load_dnn(name, settings, onnx=onnx)
         except ModelError as error:
             problems.extend(str(error).splitlines())
-    return Findings(tuple(problems), units, predictor, tuple(warnings), dnns)
+    return Findings(tuple(problems), units, predictor, dnns)
 
 
 def _read_predictor(path: Path) -> Predictor:
@@ -119,44 +112,6 @@ def _read_predictor(path: Path) -> Predictor:
         from multi_dnn_ros.planning.predictor import read_predictor
 
     return read_predictor(path)
-
-
-def _rate_warnings(config: NodeConfig) -> Iterator[str]:
-    without = [name for name, camera in config.cameras.items() if not camera.rate_hz]
-    if without and len(without) < len(config.cameras):
-        yield (
-            f"parameter camera.{without[0]}.rate_hz is 0, while other cameras have a rate: whether the DNNs fit the "
-            "device is only measured with a rate for every camera"
-        )
-
-
-def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
-    if settings.max_batch > 1 and cameras == 1:
-        yield (
-            f"parameter dnn.{name}.max_batch is {settings.max_batch}, but {name} serves one camera: an inference takes "
-            "at most one frame per camera"
-        )
-    if settings.batch_delay_ms and settings.max_batch == 1:
-        yield (
-            f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: batch_delay_ms "
-            "has no effect; set max_batch above 1, or batch_delay_ms to 0"
-        )
-
-
-def _backend_warnings(name: str, settings: DnnConfig, device: torch.device, backend: Any) -> Iterator[str]:
-    """Parameters that have no effect with this backend."""
-    if settings.branches != 1 and device.type not in backend.branches:
-        have = " or ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
-        yield (
-            f"parameter dnn.{name}.branches is {settings.branches} and has no effect with backend {backend.name} on "
-            f"{device}: branches run at the same time on a GPU with backend {have}"
-        )
-    if settings.providers and not backend.providers:
-        have = ", ".join(spec.name for spec in BACKENDS.usable() if spec.providers)
-        yield (
-            f"parameter dnn.{name}.providers is {settings.providers} and has no effect with backend {backend.name} on "
-            f"{device}; backends with execution providers: {have}"
-        )
 
 
 def _calibration_problems(name: str, settings: DnnConfig) -> Iterator[str]:

@@ -26,16 +26,13 @@ def rig(bench: Bench) -> Rig:
 
 
 def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
-    previous, begin = rig.pid(), time.monotonic()
+    previous = rig.pid()
     rig.swap("1")
     rig.wait_class("1")
     rig.wait_results()
     status = rig.wait_status("object took over after")
     assert status.level == OK
     assert status.by_key["settings"] == "dnn.object.model = '1'"
-    for dnn in DNNS:  # both are in the process that was replaced
-        rig.until(lambda dnn=dnn: f"gap of {dnn} (ms)" in rig.status().by_key, "the gap")
-        assert 0 <= float(rig.status().by_key[f"gap of {dnn} (ms)"]) < (time.monotonic() - begin) * 1e3
     classes = rig.classes()
     assert classes == sorted(classes), "the previous model, then the new one"
     assert set(rig.classes("pedestrian")) == {"0"}
@@ -217,9 +214,8 @@ def test_the_standby_is_replaced_by_one_with_the_new_model(bench: Bench, standby
 
 def test_the_keys_of_the_status_are_on_the_page(rig: Rig) -> None:
     rig.swap("1")
-    rig.until(lambda: len(rig.status().by_key) == 3, "the gaps of both DNNs")
-    found = {key.replace(dnn, "<dnn>") for dnn in DNNS for key in rig.status().by_key if dnn in key}
-    assert found | {"settings"} == documented("model swap")
+    rig.wait_status("took over")
+    assert set(rig.status().by_key) == documented("model swap")
 
 
 def test_empty_lists_are_set_back(rig: Rig) -> None:

@@ -77,7 +77,7 @@ class Rig:
     def end(self) -> messages.Ended:
         """Wait for the end of the process."""
         ended = self.event()
-        self.ledger.engine_ended(self.engine, ended.cause)
+        self.ledger.engine_lost(self.engine, ended.cause, ended=True)
         return ended
 
     def close(self) -> None:

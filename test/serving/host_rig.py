@@ -15,8 +15,8 @@ from waiting import until
 
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving.descriptions import Build, EngineStatus
-from multi_dnn_ros.serving.groups import Pauses
 from multi_dnn_ros.serving.host import Host
+from multi_dnn_ros.serving.supervisor import PAUSES_S
 from multi_dnn_ros.settings.schema import NodeConfig
 
 
@@ -49,11 +49,10 @@ class HostRig:
         self,
         config: NodeConfig,
         build: Build = fake_pipelines.build,
-        restart_s: tuple[float, ...] = Pauses.restart,
-        retry_s: tuple[float, ...] = Pauses.retry,
+        pauses_s: tuple[float, ...] = PAUSES_S,
     ) -> None:
         self.config = config
-        self.host = Host(build, Pauses(restart_s, retry_s))
+        self.host = Host(build, pauses_s)
         self.progress: list[str] = []
         self.values: dict[str, int] = {}
         self.once: dict[str, int] = {}

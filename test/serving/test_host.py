@@ -23,9 +23,9 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.descriptions import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.engine_main import EngineProgram, is_loading
+from multi_dnn_ros.serving.groups import Swap
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.slots import slots_needed
-from multi_dnn_ros.serving.swap import Swap
 
 Make = Callable[..., HostRig]
 
@@ -35,7 +35,7 @@ def make() -> Iterator[Make]:
     rigs: list[HostRig] = []
 
     def make_rig(*dnns: str, **arguments: Any) -> HostRig:
-        keys = ("build", "restart_s", "retry_s")
+        keys = ("build", "pauses_s")
         rig_arguments = {key: arguments.pop(key) for key in keys if key in arguments}
         config = settings(*(dnns or ("lane", "object")), **{"fault_window_s": 1.0, **arguments})
         rigs.append(HostRig(config, **rig_arguments))
@@ -207,7 +207,7 @@ def test_a_process_is_replaced_after_each_kind_of_fault(make: Make, standby: str
     assert words in rig.status().text
     assert (rig.status().level, rig.status().values["restarts"]) == (Level.WARN, 1)
     found = max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object"))
-    assert float(str(rig.status().values["gap (ms)"])) == pytest.approx(found, rel=0.5, abs=500.0)
+    assert 0.0 <= float(str(rig.status().values["gap (ms)"])) <= found
     dropped = [drop for drop in rig.traffic.drops if drop.dnn == "lane" and words in drop.message]
     lost = [drop for drop in dropped if not drop.message.startswith("no engine process serves the DNN")]
     assert len(lost) <= slots_needed(2), "no more than can be in progress"
@@ -216,7 +216,7 @@ def test_a_process_is_replaced_after_each_kind_of_fault(make: Make, standby: str
 def test_only_the_dnn_at_fault_is_disabled_and_tried_again() -> None:
     """While the images contain the fault, every process that serves `faulty` is lost."""
     config = settings("faulty", "lane", "object", standby="hot", fault_window_s=60.0)
-    rig = HostRig(config, fake_pipelines.build_with_one_faulty, retry_s=(2.0, 3.0), restart_s=(0.0,))
+    rig = HostRig(config, fake_pipelines.build_with_one_faulty, pauses_s=(0.0, 2.0, 3.0))
 
     def lost(dnn: str) -> int:
         return rig.traffic.streams()[dnn, "front"].dropped.get(DropReason.ENGINE_LOST, 0)
@@ -224,7 +224,7 @@ def test_only_the_dnn_at_fault_is_disabled_and_tried_again() -> None:
     try:
         rig.start()
         rig.values["front"] = SEGFAULT
-        rig.until(lambda: rig.traffic.ledger.statistics().disabled, "faulty to be disabled", 180)
+        rig.until(lambda: rig.traffic.ledger.disabled(), "faulty to be disabled", 180)
         assert {failure.dnn for failure in rig.traffic.seen.failures if failure.disabled} == {"faulty"}
         rig.wait_results("lane", "object", count=10)
         before, losses = {dnn: lost(dnn) for dnn in ("lane", "object")}, len(rig.traffic.seen.failures)
@@ -233,7 +233,7 @@ def test_only_the_dnn_at_fault_is_disabled_and_tried_again() -> None:
         assert {dnn: lost(dnn) for dnn in ("lane", "object")} == before, "retries do not affect the other DNNs"
         rig.values["front"] = 200
         rig.wait_results("faulty")
-        assert not rig.traffic.ledger.statistics().disabled
+        assert not rig.traffic.ledger.disabled()
         assert len(rig.host.statuses()) == 3, "each keeps its process"
     finally:
         rig.close()

@@ -167,7 +167,7 @@ def make() -> Iterator[Callable[[NodeConfig], JpegRig]]:
     rigs: list[JpegRig] = []
 
     def make_rig(config: NodeConfig) -> JpegRig:
-        rigs.append(JpegRig(compressed(config), build_on_device, restart_s=(0.0,)))
+        rigs.append(JpegRig(compressed(config), build_on_device, pauses_s=(0.0,)))
         return rigs[-1].start()
 
     yield make_rig

@@ -22,7 +22,7 @@ from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import ConfigError
 from multi_dnn_ros.serving.settings_check import check_settings
-from multi_dnn_ros.settings.flat_parameters import read_parameters, to_config
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 SSD = "ssdlite320_mobilenet_v3_large"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -329,53 +329,20 @@ def test_a_valid_configuration_has_no_problems(tmp_path: Path) -> None:
         assert problems({}, **LRASPP, weights=str(tmp_path / name)) == []
 
 
-def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    flat = {
-        "device": "cpu", "dnns": ["object"], "dnn.object.max_batch": 4, "cameras": ["front", "rear"],
-        "camera.rear.rate_hz": 5.0, "dnn.object.cameras": ["front"],
-    }  # fmt: skip
-    assert [line.split()[1] for line in check_settings(to_config(flat)).warnings] == [
-        "camera.front.rate_hz",
-        "dnn.object.max_batch",
-    ]
-    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", _refuse)
-    with caplog.at_level("WARNING"), pytest.raises(ModelError, match="preparing begins"):
-        build(to_config({"device": "cpu", "dnns": ["object"], "dnn.object.batch_delay_ms": 2.0}))
-    assert "parameter dnn.object.batch_delay_ms is 2, but max_batch is 1" in caplog.text
-    assert check_settings(to_config({"device": "cpu", "camera.front.rate_hz": 5.0})).warnings == ()
-
-
-def test_branches_without_effect_are_a_warning() -> None:
-    flat = {"device": "cpu", "dnns": ["object", "lane"], "dnn.object.branches": 4}
-    (warning,) = check_settings(to_config(flat)).warnings
-    assert warning == (
-        "parameter dnn.object.branches is 4 and has no effect with backend onnxruntime on cpu: branches run at the "
-        "same time on a GPU with backend cuda_graph or inductor"
-    )
-    (problem,) = read_parameters({**flat, "dnn.object.branches": 9}).problems
-    assert "dnn.object.branches is 9; allowed: int, 0 to 8" in problem
-
-
-def test_execution_providers_must_fit_device_precision_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_execution_providers_must_fit_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: True)
     flat = {"device": "cpu", "dnns": ["object"]}
 
-    def found(providers: list[str], **more: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def found(providers: list[str], **more: str) -> tuple[str, ...]:
         values = {f"dnn.object.{name}": value for name, value in {"providers": providers, **more}.items()}
-        findings = check_settings(to_config({**flat, **values}))
-        return findings.problems, findings.warnings
+        return check_settings(to_config({**flat, **values})).problems
 
-    assert found(["openvino:gpu", "cpu"]) == found(["openvino", "cpu"], precision="fp32") == ((), ())
-    assert found(["cpu", "cuda"])[0] == (
+    assert found(["openvino:gpu", "cpu"]) == found(["openvino", "cpu"], precision="fp32") == ()
+    assert found(["cpu", "cuda"]) == (
         "parameter dnn.object.providers names 'cuda', but the device is cpu; allowed there: openvino, cpu",
     )
-    ((problem,), _) = found(["openvino"], precision="int8", backend="onnxruntime")
+    (problem,) = found(["openvino"], precision="int8", backend="onnxruntime")
     assert problem == "parameter dnn.object.precision is 'int8'; allowed with its providers: openvino: auto, fp32"
-    (_, (warning,)) = found(["openvino"], backend="eager")
-    assert warning == (
-        "parameter dnn.object.providers is ['openvino'] and has no effect with backend eager on cpu; backends with "
-        "execution providers: onnxruntime"
-    )
 
 
 def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

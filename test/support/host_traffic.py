@@ -58,7 +58,7 @@ class HostTraffic:
             Callbacks(self._on_result, self._on_drop, self.seen.failures.append),
             on_answered=lambda camera: self._decoders[camera].wake(),
         )
-        for stream in self.ledger.statistics().by_dnn_and_camera:
+        for stream in self.ledger.statistics():
             self.seen.results_ns[stream], self.seen.counted[stream] = [], {}
         self._decoders = {camera: CameraDecoder(camera, host, self.ledger, lambda error: None) for camera in rates_hz}
         self._stopping = threading.Event()
@@ -81,7 +81,7 @@ class HostTraffic:
 
     def streams(self) -> Mapping[tuple[str, str], DnnCameraStatistics]:
         """The figures of all streams."""
-        return self.ledger.statistics().by_dnn_and_camera
+        return self.ledger.statistics()
 
     def discrepancies(self) -> list[str]:
         """After :meth:`stop`: inconsistencies between ledger and reports, one line each."""
