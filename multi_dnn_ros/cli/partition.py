@@ -31,7 +31,7 @@ from multi_dnn_ros.cli.networks import takes_weights
 from multi_dnn_ros.cli.options import Commands, add_command, add_options, add_subcommands, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.planning.batch_units import Unit, UnitError
+from multi_dnn_ros.planning.units import Unit, UnitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.tables import table_path
     from multi_dnn_ros.partition.units import check_available, parse_units
     from multi_dnn_ros.partition.worker import NetworkRequest
-    from multi_dnn_ros.planning.batch_units import sharing_warnings
+    from multi_dnn_ros.planning.units import sharing_warnings
 
     tables = _stored_tables(args)
     units = [unit for name in tables for unit in parse_units(name)]

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,9 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add_options(parser, "model", "--size")
     add = parser.add_argument
     add("--jobs", type=positive, default=4, metavar="N", help="jobs that the network is cut into (default: 4)")
-    add("--cut", choices=("estimate", "measured", "predicted"), default="estimate",
-        help="what is balanced between the jobs: estimated cost (operations and bytes), measured or predicted times "
-        "(default: %(default)s)")  # fmt: skip
-    add_options(parser, "--predictor")
+    add("--cut", choices=("estimate", "measured"), default="estimate",
+        help="what is balanced between the jobs: estimated cost (operations and bytes) or measured times "
+        "(default: estimate)")  # fmt: skip
     _add_target(parser, repeats=25)
     add_options(parser, "--output", metavar="DIR", help="folder for profile.json, layers.csv and roofline.png")
 
@@ -96,12 +96,9 @@ def _open_target(args: argparse.Namespace) -> Iterator[Target]:
     import torch
 
     from multi_dnn_ros.common.resources import cpu_count
-    from multi_dnn_ros.profiling.limits import busy_warning
-    from multi_dnn_ros.profiling.torch_threads import torch_threads
+    from multi_dnn_ros.profiling.limits import torch_threads
 
     target = networks.read_target(args)
-    if busy := busy_warning(target.device):
-        print(f"warning: {busy}")
     with torch_threads(args.threads or (cpu_count() if target.device.type == "cpu" else torch.get_num_threads())):
         yield target
 
@@ -118,29 +115,21 @@ def layers(args: argparse.Namespace) -> int:
     """
     if args.output is not None:
         require("--output", "matplotlib")
-    if (args.cut == "predicted") != (args.predictor is not None):
-        raise UsageError("--cut predicted and --predictor must be given together")
     networks.check_files(args)
     from multi_dnn_ros.common.reporting import provenance
-    from multi_dnn_ros.planning.predictor import read_predictor
     from multi_dnn_ros.profiling import layer_profile
     from multi_dnn_ros.profiling.limits import measure_limits
     from multi_dnn_ros.profiling.network import load
 
-    predictor = None if args.predictor is None else read_predictor(args.predictor)
-    if predictor is not None and not args.threads:
-        args.threads = predictor.threads
     with _open_target(args) as target, progress_bar(args.model) as progress:
         profile = layer_profile.profile_network(
             load(args.model, size=args.size), target, measure_limits(target), jobs=args.jobs,
-            measured_cut=args.cut == "measured", predictor=predictor, progress=progress,
+            measured_cut=args.cut == "measured", progress=progress,
         )  # fmt: skip
     print(f"{profile.model}: {len(profile.layers)} layers, {profile.target}\n")
     for text in (layer_profile.layer_table, layer_profile.kind_table, layer_profile.job_table):
         print(text(profile), end="\n\n")
     print(*layer_profile.closing_lines(profile), sep="\n")
-    if profile.unpredicted:
-        print(f"cut by estimated cost, because the predictor does not cover it: {profile.unpredicted[0]}")
     if args.output is not None:
         layer_profile.write_profile(args.output, profile, **provenance(), cut=args.cut)
         print(f"written to {args.output}")
@@ -184,7 +173,7 @@ def learn(args: argparse.Namespace) -> int:
     """Learn a predictor of layer times from tables of `contention`.
 
     A decision tree per kind of layer shows which quantities determine its time. Two regressors, a linear model and a
-    random forest, are scored on networks and load levels that were held out, beside two baselines. The one with the
+    random forest, are scored on networks and load levels that were held out, beside a baseline. The one with the
     smaller mean error is written to predictor.json.
 
     examples:
@@ -192,31 +181,30 @@ def learn(args: argparse.Namespace) -> int:
     """
     from tqdm import tqdm
 
-    from multi_dnn_ros.common.reporting import provenance
-    from multi_dnn_ros.planning.predictor import write_predictor
     from multi_dnn_ros.profiling.importances import importances
     from multi_dnn_ros.profiling.learn import learn as learn_from
+    from multi_dnn_ros.profiling.predictor import write_predictor
     from multi_dnn_ros.profiling.samples import read_samples
 
     samples = [sample for path in args.tables for sample in read_samples(path)]
     with tqdm(unit="group", desc="held out", disable=None, leave=False) as bar:
-        predictor = learn_from(samples, progress=bar.update, **provenance())
+        predictor, scores = learn_from(samples, bar.update)
     found = importances(samples)
     print("\n".join(importance.text() for importance in found), end="\n\n")
-    methods = dict.fromkeys(name for scores in predictor.scores for name in scores.layer)
+    methods = dict.fromkeys(name for each in scores for name in each.layer)
     rows = [
-        {"held out": scores.held_out, "error of a": what, **{name: errors.get(name) for name in methods}}
-        for scores in predictor.scores
-        for what, errors in (("layer", scores.layer), ("network", scores.network))
+        {"held out": each.held_out, "error of a": what, **{name: errors.get(name) for name in methods}}
+        for each in scores
+        for what, errors in (("layer", each.layer), ("network", each.network))
     ]
     print(f"median absolute error, as a share of the time\n\n{rows_table(rows)}\n")
-    best = predictor.provenance["regressor"]
+    best = predictor.model.regressor
     print(f"chosen: {best}, for {predictor.device}, {predictor.backend}")
     write_predictor(args.output / "predictor.json", predictor)
     write_figures(args.output / "learnt.json", {
         "device": predictor.device, "backend": predictor.backend,
-        **{key: predictor.provenance[key] for key in ("models", "samples", "regressor")},
-        "median_absolute_errors": [scores.model_dump() for scores in predictor.scores],
+        "models": sorted({sample.model for sample in samples}), "samples": len(samples), "regressor": best,
+        "median_absolute_errors": [vars(each) for each in scores],
         "importances": [{**vars(each), "text": each.text()} for each in found],
     })  # fmt: skip
     return 0
@@ -225,8 +213,8 @@ def learn(args: argparse.Namespace) -> int:
 def fit(args: argparse.Namespace) -> int:
     """Say whether the DNNs of a parameter file keep up with given camera rates.
 
-    The time of each DNN is measured on black images of 640x480 pixels, alone and together with the others, or predicted
-    from its layers (--predictor). From these follow the utilization of the device at the rates of the cameras, and a
+    The time of each DNN is measured on black images of 640x480 pixels while the others run, too, or predicted from its
+    layers (--predictor). From these follow the utilization of the device at the rates of the cameras, and a
     bound of the time from an image to its result, which is compared with `deadline_ms`. If the DNNs do not fit, the
     command names the one that exceeds the capacity, and the rate at which it would fit. Decoding is not included.
 
@@ -236,23 +224,23 @@ def fit(args: argparse.Namespace) -> int:
       multi-dnn profile fit --params-file my_robot.yaml --rate front=30
     """
     config = options.read_config(args)
-    if args.predictor is not None:
-        config = config.model_copy(update={"predictor": str(args.predictor)})
     rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
     for camera, hz in args.rate:
         if camera not in rates:
             raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")
         rates[camera] = hz
+    from multi_dnn_ros.profiling.predictor import read_predictor
     from multi_dnn_ros.serving.build import build
     from multi_dnn_ros.serving.configure import measure_fit
 
+    predict = None if args.predictor is None else read_predictor(args.predictor).predict_dnn
     pipeline = build(config)
-    found = measure_fit(config, pipeline, rates, pipeline.predictor)
+    found = measure_fit(config, pipeline, rates, predict)
     verdict = found.verdict()
     if found.unpredicted:
         print(f"measured, because the predictor does not know: {'; '.join(found.unpredicted[:3])}")
     for demand in found.demands:
-        print(f"{demand.dnn}: {demand.inference_ms:.2f} ms alone per inference (of {demand.batch}), at most "
+        print(f"{demand.dnn}: {demand.inference_ms:.2f} ms per inference (of {demand.batch}), at most "
               f"{found.latency_ms(demand):.1f} ms from image to result")  # fmt: skip
     print("\n".join((verdict.text, *(f"  {advice}" for advice in verdict.advice))))
     write_figures(args.output, {"device": str(pipeline.device), **asdict(found), "verdict": asdict(verdict)})
@@ -281,10 +269,9 @@ def training(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.resources import cpu_count
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.profiling import training_report
-    from multi_dnn_ros.profiling.limits import measure_limits
+    from multi_dnn_ros.profiling.limits import measure_limits, torch_threads
     from multi_dnn_ros.profiling.processes import local_processes, run_here, run_processes
-    from multi_dnn_ros.profiling.torch_threads import torch_threads
-    from multi_dnn_ros.profiling.training import Request, measure_training
+    from multi_dnn_ros.profiling.training import measure_training
     from multi_dnn_ros.serving.choices import choose_device
 
     device = choose_device(args.device, "--device is")
@@ -294,11 +281,14 @@ def training(args: argparse.Namespace) -> int:
         raise UsageError(f"--processes is {processes}, but PyTorch sees {gpus} GPUs here; at most one process per GPU")
     precision = args.precision if gpus else "fp32"
     threads = max(1, cpu_count() // processes)
-    request = Request(args.model, args.size, args.batch, precision, args.repeats, threads, args.bucket_mib)
+    work = partial(
+        measure_training, model=args.model, size=args.size, batch=args.batch, precision=precision, repeats=args.repeats,
+        threads=threads, bucket_mib=args.bucket_mib,
+    )  # fmt: skip
     with progress_bar(args.model, "step") as progress:
         profile = (
-            run_here(measure_training, request, device, progress) if local_processes()
-            else run_processes(measure_training, request, processes, device, progress)
+            run_here(work, device, progress) if local_processes()
+            else run_processes(work, processes, device, progress)
         )  # fmt: skip
     if profile is None:  # another process prints
         return 0

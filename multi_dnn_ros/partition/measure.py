@@ -11,7 +11,7 @@ import numpy as np
 from multi_dnn_ros.partition.pool import OutOfMemory, UnitPool
 from multi_dnn_ros.partition.tables import BatchTable, Row, read_table, table_path, write_table
 from multi_dnn_ros.partition.worker import Network, NetworkRequest, Times
-from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.planning.units import Unit
 
 
 def measure_unit(

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, TypeVar
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.partition import worker
-from multi_dnn_ros.planning.batch_units import Unit, UnitError
+from multi_dnn_ros.planning.units import Unit, UnitError
 
 R = TypeVar("R")
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.planning import batch_units
-from multi_dnn_ros.planning.batch_units import UNIT_FORMS, Unit, UnitError, parse_unit
+from multi_dnn_ros.planning.units import UNIT_FORMS, Unit, UnitError, parse_unit
 
 
 def parse_units(text: str) -> tuple[Unit, ...]:
     """Units separated by commas, in order. Raises UnitError for an unknown or repeated one."""
-    return batch_units.parse_units(text, _parse)
+    units = tuple(_parse(part.strip()) for part in text.split(","))
+    names = [unit.name for unit in units]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise UnitError(f"units '{text}' name {', '.join(duplicates)} twice")
+    return units
 
 
 def _parse(text: str) -> Unit:

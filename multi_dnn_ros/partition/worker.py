@@ -29,7 +29,7 @@ from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.partition.tables import BatchTable
-from multi_dnn_ros.planning.batch_units import Unit, UnitError
+from multi_dnn_ros.planning.units import Unit, UnitError
 from multi_dnn_ros.serving.choices import automatic_providers, check_backend, choose_backend
 
 R = TypeVar("R")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -39,20 +38,6 @@ def timed_ms(calls: Sequence[Callable[[], object]], device: torch.device) -> lis
         event.record(stream)
     stream.synchronize()  # only this stream: others may never be idle
     return [float(before.elapsed_time(after)) for before, after in pairwise(events)]
-
-
-def median_s(
-    call: Callable[[], object], rounds: int, calls: int = 1, before: Callable[[], object] = lambda: None
-) -> float:
-    """Median over the rounds of the seconds of host time of a call. before: called before each round."""
-    times = []
-    for _ in range(rounds):
-        before()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - begin) / calls)
-    return statistics.median(times)
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,163 +1,108 @@
-"""Plans how each DNN is cut by its layer times: into jobs of equal duration, or into jobs of bounded duration."""
+"""How a DNN is cut into jobs: a number of jobs, or jobs of bounded duration by the times of layers or ONNX nodes.
+
+Imports no PyTorch; :mod:`multi_dnn_ros.planning.layer_plan` has the part for PyTorch modules.
+"""
 
 from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
-from multi_dnn_ros.backends import StaticStage
-from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.cut import cut_graph
 from multi_dnn_ros.models.dnn import Dnn
-from multi_dnn_ros.models.layers import Layer, node_costs
-from multi_dnn_ros.models.trace import trace
-from multi_dnn_ros.planning.clock import median_s, synchronize
+from multi_dnn_ros.models.onnx_cut import OptimizedGraph, node_times_ms
+from multi_dnn_ros.models.partition import fewest_runs
 from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH
-from multi_dnn_ros.planning.graph_plan import (
-    LAUNCH_ROUNDS,
-    LAUNCHES,
-    PREPROCESS_ROUNDS,
-    JobPlan,
-    bounded_length,
-)
-from multi_dnn_ros.planning.layer_times import read_layer_times, write_layer_times
-from multi_dnn_ros.planning.measure import Times, Traced, measure, trace_for
-from multi_dnn_ros.planning.predictor import Predictor
-from multi_dnn_ros.planning.timing import Target
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.models.cut import NodeCost
 
 log = logging.getLogger(__name__)
 
-#: Number of times that each layer is measured while configuring.
-ROUNDS = 7
+#: Maximum number of jobs, as of parameter `dnn.<dnn>.jobs`.
+MAX_JOBS = 256
+_PREPROCESS_ROUNDS = 5
 
 
-class JobPlanner:
-    """Plans the cuts of the DNNs of a node.
+@dataclass(frozen=True)
+class JobPlan:
+    """How one DNN is cut.
 
-    predictor: predicts layer times; None: layers are measured. source: the predictor's file, for messages. bound_s:
-    maximum duration of a job; 0: none, and plan() gets the number of jobs. keep: read measured times from the cache and
-    store them there. timed: measure, or a replacement.
+    jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.models.cut.cut_module`; without costs, the
+    times are unknown and cut_module uses its own estimates. The first layer's cost includes preprocessing, which on a
+    CPU runs in the first job. node_costs_s: for a DNN that is an ONNX graph, instead of costs, seconds of each node of
+    the optimized graph. limit_s: maximum duration of a job, if it has several layers.
     """
 
-    def __init__(
-        self, predictor: Predictor | None, source: str, bound_s: float, *, keep: bool = False,
-        timed: Callable[..., Times] = measure,
-    ) -> None:  # fmt: skip
-        self._predictor = predictor
-        self._source = source
-        self._bound_s = bound_s
-        self._keep = keep
-        self._timed = timed
-        self._logged: set[str] = set()
+    jobs: int
+    costs: NodeCost | None = None
+    node_costs_s: tuple[float, ...] | None = None
+    limit_s: float = float("inf")
 
-    def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
-        """Plan the cut of `dnn`. jobs: number of jobs, used if there is no bound.
+    def remaining_ns(self, jobs: Sequence[Any]) -> tuple[int, ...] | None:
+        """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown.
 
-        target: device, backend and precision for measuring layers. If the layers cannot be timed, logs a warning and
-        returns a plan without times. Raises the error of PyTorch if there is not enough memory.
+        jobs: with the attribute `cost_s`, seconds.
         """
-        if self._predictor is None and not self._bound_s:
-            return JobPlan(jobs)
-        device = target.device
-        try:
-            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                return self._plan(dnn, jobs, target)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            log.warning(
-                "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimated costs: %s",
-                dnn.name, dnn.name, summarize_error(error),
-            )  # fmt: skip
-            return JobPlan(jobs)
-        finally:
-            if device.type == "cuda":
-                torch.cuda.empty_cache()  # frees the memory of graphs captured for timing
-
-    def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
-        layers, ms, known = self._layer_ms(dnn, target)
-        if not layers:
-            return JobPlan(jobs)
-        ms[0] += _preprocess_ms(dnn, target.device)
-        costs = node_costs(zip(layers, ms, strict=True))
-        launch_s = launch_cost_s(target)
-        if not self._bound_s:
-            return JobPlan(jobs, costs, launch_s=launch_s, known=known)
-        length = bounded_length(dnn.name, ms, self._bound_s, [layer.module or layer.name for layer in layers], launch_s)
-        return JobPlan(length.jobs, costs, None, length.limit_s, launch_s, known, self._bound_s)
-
-    def _layer_ms(self, dnn: Dnn, target: Target) -> tuple[list[Layer], list[float], str]:
-        traced = self._traced(dnn, target)
-        layers = traced.layers(target.dtype)
-        predicted_ms = self._predicted_ms(dnn.name, layers, target)
-        if predicted_ms is not None:
-            return layers, predicted_ms, "predicted"
-        ms = read_layer_times(dnn.name, traced, target, len(layers)) if self._keep and layers else None
-        if ms is None and layers:
-            ms = [statistics.median(samples) for samples in self._timed(traced, target, jobs=1).layers]
-            if self._keep:
-                write_layer_times(dnn.name, traced, target, ms)
-        return layers, ms or [], "measured"
-
-    @staticmethod
-    def _traced(dnn: Dnn, target: Target) -> Traced:
-        generator = torch.Generator().manual_seed(0)
-        inputs = tuple(torch.rand(example.shape, generator=generator) for example in dnn.example_inputs())
-        return trace_for(dnn.module, inputs, target)
-
-    def predicted_ms(self, dnn: Dnn, target: Target) -> float | None:
-        """Predicted milliseconds of all layers; None: there is no predictor, or it does not know all of them."""
-        layers = self._traced(dnn, target).layers(target.dtype)
-        found = self._predicted_ms(dnn.name, layers, target)
-        return None if found is None else sum(found)
-
-    def _predicted_ms(self, dnn: str, layers: Sequence[Layer], target: Target) -> list[float] | None:
-        """Predicted milliseconds of each layer; None: there is no predictor, or it does not know all of them."""
-        if self._predictor is None:
+        if self.costs is None and self.node_costs_s is None:
             return None
-        prediction = self._predictor.predict(layers, target=target)
-        if not prediction.unpredicted:
-            return list(prediction.ms)
-        new = [reason for reason in prediction.unpredicted if reason not in self._logged]
-        self._logged.update(new)  # each reason once, for the first DNN to which it applies
-        if new:
-            log.warning(
-                "dnn.%s: layers are measured, because the predictor %s does not cover them: %s", dnn,
-                self._source, "; ".join(new),
-            )  # fmt: skip
-        return None
+        return tuple(accumulate(round(job.cost_s * 1e9) for job in reversed(jobs)))[::-1]
+
+    def summary(self, dnn: str, remaining_ns: Sequence[int]) -> str:
+        """One line for the log: number of jobs, longest job."""
+        times_ms = [(before - after) / 1e6 for before, after in pairwise((*remaining_ns, 0))]
+        count = f"{len(times_ms)} job{'s' if len(times_ms) > 1 else ''}"
+        return f"{dnn}: {count}, longest {max(times_ms):.3g} ms of {self.limit_s * 1e3:g} allowed"
 
 
-def launch_cost_s(target: Target) -> float:
-    """Median seconds of host time per call of a job that only applies ReLU to one number.
+def plan_graph(dnn: Dnn, jobs: int, bound_s: float) -> JobPlan:
+    """Plan the cut of a DNN whose module is an OnnxNetwork.
 
-    On a GPU this is the launch of a captured graph (or a kernel), on a CPU the run of a job with almost no work.
+    jobs: number of jobs, used if there is no bound. bound_s: maximum duration of a job; 0: none.
     """
-    inputs = (torch.zeros(1),)
-    (ready,) = target.make_backend().prepare(cut_graph(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
-    carried = ready.inputs if isinstance(ready, StaticStage) else tuple(tensor.to(target.device) for tensor in inputs)
-    with torch.inference_mode():
-        # Between the rounds, because launches block once about a thousand are pending.
-        wait = partial(synchronize, target.device)
-        found = median_s(lambda: ready(carried), LAUNCH_ROUNDS, LAUNCHES, before=wait)
-        wait()
-    return found
+    graph = OptimizedGraph(dnn.module.model) if bound_s else None
+    if graph is None or not graph.nodes:
+        return JobPlan(jobs)
+    ms = node_times_ms(graph)
+    image = np.zeros((*dnn.view.enlarge_to_min((HEIGHT, WIDTH)), 3), np.uint8)
+    ms[0] += preprocess_ms(lambda: dnn.array_inputs(image))
+    names = [node.name or node.op_type for node in graph.nodes]
+    costs_s = tuple(own / 1e3 for own in ms)
+    return JobPlan(fewest_jobs(dnn.name, costs_s, names, bound_s), None, costs_s, bound_s)
 
 
-def _preprocess_ms(dnn: Dnn, device: torch.device) -> float:
-    image = torch.zeros((*dnn.view.enlarge_to_min((HEIGHT, WIDTH)), 3), dtype=torch.uint8, device=device)
-
-    def preprocess() -> None:
-        dnn.inputs(image)
-        synchronize(device)
-
-    with torch.inference_mode():
+def preprocess_ms(preprocess: Callable[[], object]) -> float:
+    """Median of several calls."""
+    times = []
+    for _ in range(1 + _PREPROCESS_ROUNDS):
+        begin = time.perf_counter()
         preprocess()
-        return 1e3 * median_s(preprocess, PREPROCESS_ROUNDS)
+        times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times[1:])
+
+
+def fewest_jobs(dnn: str, layers_s: Sequence[float], names: Sequence[str], bound_s: float) -> int:
+    """The minimum number of jobs, at most MAX_JOBS, of which none takes longer than `bound_s` seconds.
+
+    A layer that exceeds the bound by itself is a job of its own. A bound that cannot be met is logged. names: of the
+    layers.
+    """
+    wanted = fewest_runs(layers_s, bound_s)
+    worst_s, name = max(zip(layers_s, names, strict=True))
+    if worst_s > bound_s:
+        others = sum(own_s > bound_s for own_s in layers_s) - 1
+        log.warning(
+            "dnn.%s: blocking_ms %g cannot be met: layer %s takes %.3g ms by itself%s and is kept as one job", dnn,
+            bound_s * 1e3, name, worst_s * 1e3, f" (and {others} more layers)" if others else "",
+        )  # fmt: skip
+    if wanted > MAX_JOBS:
+        log.warning(
+            "dnn.%s: blocking_ms %g cannot be met: it needs %d jobs; %d are used", dnn, bound_s * 1e3, wanted, MAX_JOBS
+        )
+    return min(wanted, MAX_JOBS)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,8 +19,6 @@ from multi_dnn_ros.backends.registry import BACKENDS, library_version
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.models.cut import cut_module, untraced_stage
 from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
-
-log = logging.getLogger(__name__)
 
 _ROUNDS = 15
 #: Duration of one module's calls in one round, long compared with clock resolution and thread wake-up.
@@ -85,58 +83,9 @@ def compare(
     module that run at the same time, each in its own thread (on a GPU in its own CUDA stream); the time lasts until all
     have finished. The modules are not changed. Raises what cutting or the backend raises.
     """
-    values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
-    jobs = [_one_job(module, (values,)) for module in modules]
-    return {count: _compare_copies(jobs, (values,), target, count) for count in dict.fromkeys(counts)}
-
-
-def _compare_copies(
-    jobs: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, count: int
-) -> list[float]:
-    threads = torch.get_num_threads()
-    if count > 1 and target.device.type == "cpu":
-        torch.set_num_threads(max(1, threads // count))
-    try:
-        with ThreadPoolExecutor(count, thread_name_prefix="timing") as pool:
-            copies = [_Copies(job, inputs, target, count, pool) for job in jobs]
-            times: list[list[float]] = [[] for _ in copies]
-            for turn in range(target.rounds):
-                for offset in range(len(copies)):
-                    index = (offset + turn) % len(copies)  # rotate the order
-                    times[index].append(copies[index].seconds())
-    finally:
-        torch.set_num_threads(threads)
-    return [1e3 * statistics.median(samples) for samples in times]
-
-
-class _Copies:
-    """One job, prepared `count` times. The first calls choose how many calls make a block long enough for the clock."""
-
-    def __init__(
-        self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, count: int, pool: ThreadPoolExecutor
-    ) -> None:
-        self._inputs = tuple(tensor.to(target.device) for tensor in inputs)
-        self._chains = [_ready(copy.deepcopy(job), inputs, target) for _ in range(count)]
-        on_gpu = target.device.type == "cuda"
-        self._streams = [make_stream(target.device, target.sms) if on_gpu else None for _ in range(count)]
-        self._pool = pool
-        self._calls = 1
-        self.seconds()
-        call_s = min(self.seconds() for _ in range(3))
-        self._calls = max(1, min(_MAX_CALLS, round(_BLOCK_S / max(call_s, 1e-9))))
-
-    def seconds(self) -> float:
-        """Seconds of one inference of all copies, averaged over a block of calls."""
-        begin = time.perf_counter()
-        list(self._pool.map(self._run, self._chains, self._streams))
-        return (time.perf_counter() - begin) / self._calls
-
-    def _run(self, chain: Sequence[Stage], stream: torch.cuda.Stream | None) -> None:
-        with torch.inference_mode(), torch.cuda.stream(stream):
-            for _ in range(self._calls):
-                run_stages(chain, self._inputs)
-            if stream is not None:
-                stream.synchronize()
+    inputs = (torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0)),)
+    jobs = [_one_job(module, inputs) for module in modules]
+    return {count: _compare_copies(jobs, inputs, target, count) for count in dict.fromkeys(counts)}
 
 
 def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
@@ -146,6 +95,43 @@ def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target
     raises.
     """
     return _ready(_one_job(module, inputs), inputs, target)
+
+
+def _compare_copies(
+    jobs: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, count: int
+) -> list[float]:
+    given = tuple(tensor.to(target.device) for tensor in inputs)
+    streams = [make_stream(target.device, target.sms) if target.device.type == "cuda" else None for _ in range(count)]
+    threads = torch.get_num_threads()
+    if target.device.type == "cpu":
+        torch.set_num_threads(max(1, threads // count))
+    try:
+        copies = [[_ready(copy.deepcopy(job), inputs, target) for _ in range(count)] for job in jobs]
+        with ThreadPoolExecutor(count, thread_name_prefix="timing") as pool:
+
+            def seconds(chains: Sequence[Sequence[Stage]], calls: int = 1) -> float:
+                """Of one inference of all copies, averaged over a block of calls."""
+                begin = time.perf_counter()
+                list(pool.map(partial(_repeat, calls, given), chains, streams))
+                return (time.perf_counter() - begin) / calls
+
+            # The first call warms up; the fastest of three chooses how many make a block long enough for the clock.
+            fastest_s = [min([seconds(chains) for _ in range(4)][1:]) for chains in copies]
+            calls = [max(1, min(_MAX_CALLS, round(_BLOCK_S / max(call_s, 1e-9)))) for call_s in fastest_s]
+            rounds = [[*map(seconds, copies, calls)] for _ in range(target.rounds)]
+    finally:
+        torch.set_num_threads(threads)
+    return [1e3 * statistics.median(samples) for samples in zip(*rounds, strict=True)]
+
+
+def _repeat(
+    calls: int, inputs: tuple[torch.Tensor, ...], chain: Sequence[Stage], stream: torch.cuda.Stream | None
+) -> None:
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for _ in range(calls):
+            run_stages(chain, inputs)
+        if stream is not None:
+            stream.synchronize()
 
 
 def _ready(job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:

@@ -19,14 +19,13 @@ import torch
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.models.cut import cut_graph
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.measure import LayerChain, ReportProgress
-from multi_dnn_ros.planning.predictor import Load, LoadKind
+from multi_dnn_ros.planning.layer_chain import Run, make_layer_chain
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.limits import DeviceLimits
 from multi_dnn_ros.profiling.loads import background_load
-from multi_dnn_ros.profiling.network import Network
-from multi_dnn_ros.profiling.samples import Machine, Sample, check_machine, read_samples, write_samples
+from multi_dnn_ros.profiling.network import Network, ReportProgress
+from multi_dnn_ros.profiling.predictor import Load, LoadKind, ProfileError
+from multi_dnn_ros.profiling.samples import Machine, Sample, read_samples, write_rows
 
 _WARM_UP_ROUNDS = 2
 
@@ -56,7 +55,7 @@ def measure_contention(
     load_network: Network,
     progress: ReportProgress = lambda done, total: None,
     background: Callable[..., Any] = background_load,
-    chain: Callable[..., Callable[[], list[float]]] = LayerChain,
+    chain: Callable[..., Run] = make_layer_chain,
 ) -> list[Sample]:
     """Time every layer of `networks` under every load, `target.rounds` times, except what the table at `path` has.
 
@@ -66,14 +65,17 @@ def measure_contention(
     or of another network with the same name.
     """
     rows = read_samples(path) if path.exists() else []
-    check_machine(path, rows, machine)
+    if others := {row.name for row in rows} - {machine.name}:
+        raise ProfileError(
+            f"{path} was measured on '{others.pop()}'; this is '{machine.name}'; name another file with --output"
+        )
     order = random.Random(0)
     known = {(row.model, row.load) for row in rows}
     missing = {network.name: [load for load in loads if (network.name, load) not in known] for network in networks}
     done, total = 0, sum(map(len, missing.values()))
     start_inference = _inferences(load_network, target)
     for network in networks:
-        traced = network.traced(target)
+        traced = network.traced(target.batch)
         layers = traced.layers(target.dtype)
         earlier = {(row.layer, row.work) for row in rows if row.model == network.name}
         if earlier - {(layer.name, layer.work) for layer in layers}:
@@ -92,7 +94,7 @@ def measure_contention(
                 )
                 for layer, ms in zip(layers, zip(*rounds, strict=True), strict=True)
             ]  # fmt: skip
-            write_samples(path, rows)
+            write_rows(path, [row.model_dump() for row in rows])
             done += 1
     progress(total, total)
     return rows
@@ -102,7 +104,7 @@ def _inferences(network: Network, target: Target) -> Callable[[], Callable[[], o
     """A function that prepares the network of load `dnn`: a copy per thread on a GPU, one for all on a CPU."""
 
     def make() -> Callable[[], object]:
-        traced = network.traced(target)
+        traced = network.traced(target.batch)
         inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
         stages = target.make_backend().prepare(cut_graph(traced.graph_module, 1), inputs, target.device)
         return partial(run_stages, stages, inputs)

@@ -13,7 +13,7 @@ import numpy as np
 
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.planning.predictor import LOADS, TREE_FEATURES, Load, tree_features
+from multi_dnn_ros.profiling.predictor import TREE_FEATURES, tree_features
 from multi_dnn_ros.profiling.samples import Sample
 
 #: Kinds of layers with fewer samples are left out.
@@ -29,15 +29,13 @@ LOAD = "load"
 class Importance:
     """Importances for one kind of layer. shares: by feature, in descending order; they add up to 1.
 
-    explained: R^2 of the tree on models that were held out; None if there is only one model. slowdown: by the highest
-    load of each kind, the median ratio of a layer's time under it to its time alone.
+    explained: R^2 of the tree on models that were held out; None if there is only one model.
     """
 
     kind: str
     samples: int
     shares: dict[str, float]
     explained: float | None
-    slowdown: dict[str, float]
 
     def text(self) -> str:
         """One or two sentences."""
@@ -45,9 +43,6 @@ class Importance:
         text = f"{self.kind[0].upper()}{self.kind[1:]}: the time depends mainly on {', '.join(named) or 'nothing here'}"
         if self.explained is not None:
             text += f"; on held-out models this explains {max(0.0, self.explained):.0%} of the variance"
-        if self.slowdown:
-            listed = ", ".join(f"{ratio:.1f} under {load}" for load, ratio in self.slowdown.items())
-            text += f". Time relative to running alone: {listed}"
         return f"{text} ({self.samples} samples)."
 
 
@@ -79,16 +74,4 @@ def _importance(kind: str, samples: Sequence[Sample]) -> Importance:
         key = LOAD if "load" in name else name
         shares[key] = shares.get(key, 0.0) + float(share)
     ordered = sorted(((name, share) for name, share in shares.items() if share > 0.0), key=lambda entry: -entry[1])
-    return Importance(kind, len(samples), dict(ordered), explained, _slowdown(samples))
-
-
-def _slowdown(samples: Sequence[Sample]) -> dict[str, float]:
-    alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load_level}
-    found = {}
-    for kind in LOADS:
-        loaded = [s for s in samples if s.load_kind == kind and s.load_level and (s.model, s.layer) in alone]
-        highest = max((sample.load_level for sample in loaded), default=0)
-        ratios = [s.ms / alone[s.model, s.layer] for s in loaded if s.load_level == highest]
-        if ratios:
-            found[str(Load(kind, highest))] = float(np.median(ratios))
-    return found
+    return Importance(kind, len(samples), dict(ordered), explained)

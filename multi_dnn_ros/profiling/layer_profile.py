@@ -12,18 +12,23 @@ import numpy as np
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import table, write_json
-from multi_dnn_ros.models.cut import NodeCost
+from multi_dnn_ros.models.cut import GraphStage, NodeCost, cut_graph
 from multi_dnn_ros.models.layers import Layer, node_costs
 from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.planning.measure import ReportProgress, Times, measure
-from multi_dnn_ros.planning.predictor import Predictor
+from multi_dnn_ros.planning.layer_chain import Traced, make_chain, make_layer_chain
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.limits import DeviceLimits
-from multi_dnn_ros.profiling.network import Network
+from multi_dnn_ros.profiling.network import Network, ReportProgress
 from multi_dnn_ros.profiling.samples import write_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_WARM_UP_ROUNDS = 2
+
+
+#: The jobs, and milliseconds by [job][round] and by [layer][round], in the network's order.
+Times = tuple[Sequence[GraphStage], Sequence[Sequence[float]], Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,7 @@ class TimedLayer:
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile of one network on one device. whole: all jobs, one after another. unpredicted: why a predictor was not
-    used for the cut.
-    """
+    """Profile of one network on one device. whole: all jobs, one after another."""
 
     model: str
     target: str
@@ -62,7 +65,6 @@ class Profile:
     layers: tuple[TimedLayer, ...]
     jobs: tuple[Quartiles, ...]
     whole: Quartiles
-    unpredicted: tuple[str, ...] = ()
 
     @property
     def sum_ms(self) -> float:
@@ -83,36 +85,50 @@ def profile_network(
     *,
     jobs: int,
     measured_cut: bool = False,
-    predictor: Predictor | None = None,
     progress: ReportProgress = lambda done, total: None,
-    timed: Callable[..., Times] = measure,
+    timed: Callable[..., Times] | None = None,
 ) -> Profile:
     """Trace and time a network.
 
-    The cut into jobs balances the times of the predictor if there is one and it knows all layers, measured times with
-    `measured_cut`, otherwise estimated costs. timed: measure, or a replacement.
+    The cut into jobs balances measured times with `measured_cut`, otherwise estimated costs. timed: replaces measure().
     """
-    traced = network.traced(target)
+    timed = timed or measure
+    traced = network.traced(target.batch)
     layers = traced.layers(target.dtype)
     costs: NodeCost | None = None
-    unpredicted: tuple[str, ...] = ()
-    if predictor is not None:
-        prediction = predictor.predict(layers, target=target)
-        unpredicted = prediction.unpredicted
-        if not unpredicted:
-            costs = node_costs(zip(layers, prediction.ms, strict=True))
     if measured_cut:
-        medians = [float(np.median(ms)) for ms in timed(traced, target, jobs=1, progress=progress).layers]
+        _, _, layers_ms = timed(traced, target, jobs=1, progress=progress)
+        medians = [float(np.median(ms)) for ms in layers_ms]
         costs = node_costs(zip(layers, medians, strict=True))
-    times = timed(traced, target, jobs=jobs, costs=costs, progress=progress)
-    job_of = {name: job for job, stage in enumerate(times.stages) for name in stage.operations}
+    stages, jobs_ms, layers_ms = timed(traced, target, jobs=jobs, costs=costs, progress=progress)
+    job_of = {name: job for job, stage in enumerate(stages) for name in stage.operations}
     found = tuple(
         TimedLayer(layer, job_of[layer.name], Quartiles.of(ms), limits.bound_ms(layer.work.flops, layer.work.moved))
-        for layer, ms in zip(layers, times.layers, strict=True)
+        for layer, ms in zip(layers, layers_ms, strict=True)
     )
-    whole, of_jobs = Quartiles.of(np.sum(times.jobs, axis=0)), tuple(Quartiles.of(ms) for ms in times.jobs)
+    whole, of_jobs = Quartiles.of(np.sum(jobs_ms, axis=0)), tuple(Quartiles.of(ms) for ms in jobs_ms)
     shape = tuple(traced.inputs[0].shape)
-    return Profile(network.name, target.name(), limits, shape, found, of_jobs, whole, unpredicted)
+    return Profile(network.name, target.name(), limits, shape, found, of_jobs, whole)
+
+
+def measure(
+    traced: Traced, target: Target, *, jobs: int, costs: NodeCost | None = None,
+    progress: ReportProgress = lambda done, total: None,
+) -> Times:  # fmt: skip
+    """Run the network `target.rounds` times in `jobs` jobs and as often layer by layer, in turns, so that a disturbance
+    affects both.
+
+    costs: of the cut into jobs, see graph.cut. Raises what cutting or the backend raises.
+    """
+    stages = cut_graph(traced.graph_module, jobs, costs=costs)
+    served, layered = make_chain(stages, traced.inputs, target), make_layer_chain(traced, target)
+    rounds = []
+    for turn in range(-_WARM_UP_ROUNDS, target.rounds):
+        progress(max(0, turn), target.rounds)
+        rounds.append((served(), layered()))
+    progress(target.rounds, target.rounds)
+    of_jobs, of_layers = zip(*rounds[_WARM_UP_ROUNDS:], strict=True)
+    return stages, [*zip(*of_jobs, strict=True)], [*zip(*of_layers, strict=True)]
 
 
 def layer_table(profile: Profile, count: int = 15) -> str:
@@ -218,9 +234,7 @@ def _plot_roofline(path: Path, profile: Profile) -> None:
     axes.set(xscale="log", yscale="log", xlabel="operations per byte read or written", ylabel="GFLOP/s reached")
     axes.set_title(f"{profile.model}, {limits.text()}", fontsize=7)
     axes.grid(True, color="#e4e4e4", linewidth=0.6)
-    legend: Any = axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    for handle in legend.legend_handles:
-        handle.set_sizes([40])
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     write_figure(path, figure)
 
 

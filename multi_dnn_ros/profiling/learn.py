@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.predictor import (
+from multi_dnn_ros.profiling.predictor import (
     Forest,
     Limits,
     Linear,
     Matrix,
     Predictor,
-    Scores,
+    ProfileError,
     Tree,
     floor_ms,
     linear_features,
@@ -29,9 +29,19 @@ from multi_dnn_ros.planning.predictor import (
 )
 from multi_dnn_ros.profiling.samples import Sample
 
-#: Methods that scores compare: two baselines, then the regressors.
-MACS, UNLOADED, LINEAR, FOREST = "MACs x constant", "unloaded time", "linear", "forest"
+#: Methods that scores compare: a baseline, then the regressors.
+MACS, LINEAR, FOREST = "MACs x constant", "linear", "forest"
 _TREES, _DEPTH, _LEAF_SAMPLES = 20, 9, 2
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Median absolute errors relative to the measured time, by method. held_out: what training did not see."""
+
+    held_out: str
+    layer: dict[str, float]
+    network: dict[str, float]
+
 
 #: Milliseconds of samples.
 Predict = Callable[[Sequence[Sample]], Matrix]
@@ -69,11 +79,11 @@ def fit_forest(samples: Sequence[Sample], limits: Limits, seed: int = 0) -> Fore
     return Forest(trees=[_tree(estimator.tree_) for estimator in model.estimators_])
 
 
-def learn(samples: Sequence[Sample], *, progress: Callable[[], object] = lambda: None, **origin: Any) -> Predictor:
-    """A predictor with the regressor that has the smaller mean error over everything held out.
+def learn(samples: Sequence[Sample], progress: Callable[[], object] = lambda: None) -> tuple[Predictor, list[Scores]]:
+    """A predictor with the regressor that has the smaller mean error over everything held out, and the errors.
 
     Raises ProfileError unless all samples are of one machine and of at least two models. progress: called after each
-    held-out group. origin: added to the provenance.
+    held-out group.
     """
     rows = [sample for sample in samples if sample.is_timed]
     models = sorted({row.model for row in rows})
@@ -86,24 +96,21 @@ def learn(samples: Sequence[Sample], *, progress: Callable[[], object] = lambda:
     scores = compare(rows, limits, progress)
     means = {name: np.mean([score.layer[name] + score.network[name] for score in scores]) for name in (LINEAR, FOREST)}
     best = min(means, key=lambda name: means[name])
-    loads: dict[str, int] = defaultdict(int)
-    for row in rows:
-        loads[row.load_kind] = max(loads[row.load_kind], row.load_level)
-    return Predictor(
+    loads = {kind: max(row.load_level for row in rows if row.load_kind == kind) for kind in {r.load_kind for r in rows}}
+    predictor = Predictor(
         **rows[0].model_dump(include={"device", "backend", "threads", "spare", "flops_per_s", "bytes_per_s"}),
         ranges=trained_ranges([sample.work for sample in samples]),  # with those that are too short for the clock
-        loads=dict(loads),
+        loads=loads,
         model=fit_linear(rows, limits) if best == LINEAR else fit_forest(rows, limits),
-        scores=scores,
-        provenance={"models": models, "samples": len(rows), "regressor": best, **origin},
     )
+    return predictor, scores
 
 
 def compare(samples: Sequence[Sample], limits: Limits, progress: Callable[[], object] = lambda: None) -> list[Scores]:
     """Scores on models without load, models under load, and load levels, each predicted from the others.
 
     Errors are |predicted - measured| / measured: the median over layers, and that over networks of the sum of their
-    layers. Only the baseline UNLOADED knows the time of the same layer without load.
+    layers.
     """
     alone = [sample for sample in samples if not sample.load_level]
     loaded = [sample for sample in samples if sample.load_level]
@@ -121,7 +128,6 @@ def _scores(
 ) -> Scores:  # fmt: skip
     layers: dict[str, list[float]] = defaultdict(list)
     networks: dict[str, list[float]] = defaultdict(list)
-    alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load_level}
     for group in sorted({group_of(sample) for sample in counted}):
         train = [sample for sample in samples if group_of(sample) != group]
         test = [sample for sample in counted if group_of(sample) == group]
@@ -129,9 +135,7 @@ def _scores(
             continue
         measured = np.array([sample.ms for sample in test])
         networks_of = [f"{sample.model} {sample.load}" for sample in test]
-        for name, predict in _fits(train, alone, limits).items():
-            if name == UNLOADED and not test[0].load_level:
-                continue  # it would be the answer itself
+        for name, predict in _fits(train, limits).items():
             predicted = predict(test)
             layers[name] += list(np.abs(predicted - measured) / measured)
             for network in set(networks_of):
@@ -145,13 +149,12 @@ def _scores(
     )
 
 
-def _fits(train: Sequence[Sample], alone: dict[tuple[str, str], float], limits: Limits) -> dict[str, Predict]:
+def _fits(train: Sequence[Sample], limits: Limits) -> dict[str, Predict]:
     macs = sum(sample.macs for sample in train)
     constant = sum(sample.ms for sample in train) / macs if macs else 0.0
     linear, forest = fit_linear(train, limits), fit_forest(train, limits)
     return {
         MACS: lambda rows: np.array([constant * row.macs for row in rows]),
-        UNLOADED: lambda rows: np.array([alone.get((row.model, row.layer), 0.0) for row in rows]),
         LINEAR: lambda rows: linear.predict([row.question for row in rows], limits),
         FOREST: lambda rows: forest.predict([row.question for row in rows], limits),
     }

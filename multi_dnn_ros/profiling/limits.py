@@ -5,10 +5,10 @@ Method: Williams, Waterman, Patterson, Roofline: An Insightful Visual Performanc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil
 import torch
 from torch.nn import functional
 
@@ -18,23 +18,17 @@ from multi_dnn_ros.planning.timing import Target
 _REPEATS = 7
 #: (side of the matrices, (channels, side) of the 3x3 convolution, MiB copied)
 _SIZES = {"cpu": (1024, (128, 56), 128), "cuda": (8192, (512, 112), 1024)}
-#: Utilization in percent above which a warning is given.
-_BUSY = 10.0
-_OBSERVED_S = 0.3
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Limits of one device at one precision and number of threads.
+    """Limits of one device at one precision and number of threads, which are part of its name.
 
     flops_per_s: the faster of a matrix product and a 3x3 convolution. bytes_per_s: bytes read and written per second by
     a copy much larger than the caches.
     """
 
     name: str
-    kind: str
-    precision: str
-    threads: int
     flops_per_s: float
     bytes_per_s: float
 
@@ -71,9 +65,6 @@ def measure_limits(target: Target, scale: float = 1.0) -> DeviceLimits:
         copy_s = fastest_s(lambda: destination.copy_(source), device)
     return DeviceLimits(
         name=target.device_name,
-        kind=device.type,
-        precision=target.precision,
-        threads=torch.get_num_threads(),
         flops_per_s=max(2.0 * side**3 / product_s, 2.0 * 9 * channels**2 * pixels**2 / convolution_s),
         bytes_per_s=2.0 * source.numel() * 4 / copy_s,
     )
@@ -85,13 +76,12 @@ def fastest_s(work: Callable[[], object], device: torch.device) -> float:
     return max(min(timed_ms([work] * _REPEATS, device)) / 1e3, 1e-9)
 
 
-def busy_warning(device: torch.device) -> str:
-    """Warning text if the device is in use before anything is measured; "" if it is not, or if that is unknown."""
-    if device.type == "cpu":
-        used: float = psutil.cpu_percent(_OBSERVED_S)
-    else:
-        try:
-            used = torch.cuda.utilization(device)
-        except Exception:  # without the extra [nvml], or an error of NVML, which has types of its own
-            return ""
-    return f"{device} is busy: other processes use {used:.0f}% of it, so times are too long" if used > _BUSY else ""
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let each CPU operation of PyTorch use `count` threads inside the block; restore the former number after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

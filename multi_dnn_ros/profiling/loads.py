@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.predictor import Load
+from multi_dnn_ros.profiling.predictor import Load, ProfileError
 
 #: Load `compute`: side of the matrices. Load `memory`: MiB copied per call, much more than the caches hold.
 _SIDE, _MEBIBYTES = {"cpu": 512, "cuda": 2048}, {"cpu": 64, "cuda": 512}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from multi_dnn_ros.planning.measure import Traced, trace_for
-from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.planning.layer_chain import Traced, trace_on_cpu
+
+#: Called with the number of steps done and their total.
+ReportProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,10 @@ class Network:
     module: nn.Module
     shape: tuple[int, ...]
 
-    def traced(self, target: Target) -> Traced:
-        """The network as the target runs it, with random images. Raises TraceError."""
-        images = torch.rand(target.batch, *self.shape[1:], generator=torch.Generator().manual_seed(0))
-        return trace_for(self.module, (images,), target)
+    def traced(self, batch: int) -> Traced:
+        """The network with `batch` random images. Raises TraceError."""
+        images = torch.rand(batch, *self.shape[1:], generator=torch.Generator().manual_seed(0))
+        return trace_on_cpu(self.module, (images,))
 
 
 def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int, int] | None = None) -> Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +14,7 @@ from pydantic import Field, ValidationError
 from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.models.layers import LayerWork
 from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.file_model import FileModel
-from multi_dnn_ros.planning.predictor import Limits, Load, LoadKind, Question
+from multi_dnn_ros.profiling.predictor import FileModel, Limits, Load, LoadKind, ProfileError, Question
 
 _WORK = tuple(field.name for field in fields(LayerWork))
 
@@ -88,11 +86,6 @@ class Sample(Machine):
         return self.kind != "view" and self.ms > 0.0
 
 
-def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Write the table atomically."""
-    write_rows(path, [sample.model_dump() for sample in samples])
-
-
 def read_samples(path: Path) -> list[Sample]:
     """Read a table. Raises ProfileError, which names the file, line, column and error."""
     samples: list[Sample] = []
@@ -111,15 +104,6 @@ def read_samples(path: Path) -> list[Sample]:
     if not samples:
         raise ProfileError(f"{path}: the table is empty")
     return samples
-
-
-def check_machine(path: Path, samples: Sequence[Sample], machine: Machine) -> None:
-    """Raise ProfileError unless all rows of the table at `path` are of this machine."""
-    others = {sample.name for sample in samples} - {machine.name}
-    if others:
-        raise ProfileError(
-            f"{path} was measured on '{others.pop()}'; this is '{machine.name}'; name another file with --output"
-        )
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,31 +29,14 @@ from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.planning.clock import synchronize
-from multi_dnn_ros.planning.measure import ReportProgress
-from multi_dnn_ros.profiling.network import load
+from multi_dnn_ros.profiling.network import ReportProgress, load
 from multi_dnn_ros.profiling.step_trace import OUTSIDE, StepTrace, layer_ranges, read_trace
-from multi_dnn_ros.profiling.torch_threads import torch_threads
 
 _WARM_UP = 3
 _LEARNING_RATE = 1e-6  # the values of the weights do not matter, but must stay finite
 #: Sizes of the all-reduces that measure the link, and repeats of each.
-_MESSAGE_BYTES, _REPEATS = tuple(4096 << shift for shift in range(0, 15, 2)), 7
+_MESSAGE_BYTES, _REPEATS = (4 << 10, 64 << 20), 7
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to measure. batch: images per process. precision: fp32, or that of autocast. repeats: steps of each kind.
-    threads: of PyTorch per process. bucket_mib: size of DDP's buckets.
-    """
-
-    model: str
-    size: tuple[int, int] | None
-    batch: int
-    precision: str
-    repeats: int
-    threads: int
-    bucket_mib: float
 
 
 @dataclass(frozen=True)
@@ -106,31 +88,35 @@ class TrainingProfile:
         return self.latency_s + _moved(size, self.processes) / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
-def measure_training(device: torch.device, argument: Any, progress: ReportProgress) -> TrainingProfile:
-    """The work of each process; see processes.Work. argument: a Request. Raises ModelError if it cannot be trained."""
-    request: Request = argument
-    with torch_threads(request.threads) if device.type == "cpu" else nullcontext():
-        return _measure(device, request, progress)
+def measure_training(
+    device: torch.device, progress: ReportProgress, *, model: str, size: tuple[int, int] | None, batch: int,
+    precision: str, repeats: int, threads: int, bucket_mib: float,
+) -> TrainingProfile:  # fmt: skip
+    """What each process does; see processes.Work.
 
-
-def _measure(device: torch.device, request: Request, progress: ReportProgress) -> TrainingProfile:
-    network = load(request.model, size=request.size)
+    size: (width, height), for models that do not define it. batch: images per process. precision: fp32, or that of
+    autocast. repeats: steps of each kind. threads: of PyTorch per process. bucket_mib: size of DDP's buckets. Raises
+    ModelError if the network cannot be trained.
+    """
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    network = load(model, size=size)
     module = network.module.to(device)
     for part in module.modules():
         part.training = True  # train() raises for exported programs
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     generator = torch.Generator().manual_seed(dist.get_rank())
-    images = torch.randn(request.batch, *network.shape[1:], generator=generator).to(device)
-    labels = torch.randint(0, 1 << 30, (request.batch,), generator=generator).to(device)
+    images = torch.randn(batch, *network.shape[1:], generator=generator).to(device)
+    labels = torch.randint(0, 1 << 30, (batch,), generator=generator).to(device)
 
     def forward(of: nn.Module) -> Tensor:
-        on = request.precision != "fp32"
-        with torch.autocast(device.type, _DTYPES.get(request.precision), enabled=on):
+        on = precision != "fp32"
+        with torch.autocast(device.type, _DTYPES.get(precision), enabled=on):
             outputs = of(images)
         return _loss(outputs, labels)
 
-    work, unused = _count_work(request.model, module, lambda: forward(module))
+    work, unused = _count_work(model, module, lambda: forward(module))
     latency_s, bytes_per_s = _measure_link(device)
     buckets: list[list[nn.Parameter]] = []
 
@@ -140,7 +126,7 @@ def _measure(device: torch.device, request: Request, progress: ReportProgress) -
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
 
     reduce.__annotations__.clear()  # DDP compares annotations with types, but here they are strings
-    ddp = DistributedDataParallel(module, bucket_cap_mb=request.bucket_mib, broadcast_buffers=False)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mib, broadcast_buffers=False)
     ddp.register_comm_hook(None, reduce)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], _LEARNING_RATE, momentum=0.9)
 
@@ -151,8 +137,8 @@ def _measure(device: torch.device, request: Request, progress: ReportProgress) -
         optimizer.step()
 
     steps, alone, traces = [], [], []
-    total = _WARM_UP + request.repeats
-    for turn in range(-_WARM_UP, request.repeats):  # in turns, so that a disturbance affects all alike
+    total = _WARM_UP + repeats
+    for turn in range(-_WARM_UP, repeats):  # in turns, so that a disturbance affects all alike
         progress(turn + _WARM_UP, total)
         alone.append(_wall_ms(lambda: step(reduced=False), device))
         steps.append(_wall_ms(step, device))
@@ -162,7 +148,7 @@ def _measure(device: torch.device, request: Request, progress: ReportProgress) -
     traces = traces[_WARM_UP:]
     layers = _layers(module, traces, work, buckets)
     return TrainingProfile(
-        (request.batch, *network.shape[1:]), dist.get_world_size(), layers, statistics.median(steps[_WARM_UP:]),
+        (batch, *network.shape[1:]), dist.get_world_size(), layers, statistics.median(steps[_WARM_UP:]),
         statistics.median(alone[_WARM_UP:]), statistics.median(trace.optimizer_ms for trace in traces),
         statistics.median(trace.exposed_ms for trace in traces), statistics.median(trace.sum_ms for trace in traces),
         len(traces[-1].messages), latency_s, bytes_per_s, tuple(unused),
@@ -281,30 +267,19 @@ def _layers(
 
 
 def _measure_link(device: torch.device) -> tuple[float, float]:
-    """(latency in seconds, bytes per second) of all-reduces; 0 for one process."""
+    """(latency in seconds, bytes per second) of all-reduces: the time of a small one, and the rate of a large one
+    without that time. 0 for one process.
+    """
     if dist.get_world_size() < 2:
         return 0.0, 0.0
-    moved, seconds = [], []
-    for size in _MESSAGE_BYTES:
-        buffer = torch.zeros(size // 4, device=device)
-        times = [_wall_ms(partial(dist.all_reduce, buffer), device) / 1e3 for _ in range(1 + _REPEATS)]
-        moved.append(_moved(size, dist.get_world_size()))
-        seconds.append(statistics.median(times[1:]))
-    return fit_link(moved, seconds)
+    small_s, large_s = (_all_reduce_s(size, device) for size in _MESSAGE_BYTES)
+    return small_s, _moved(_MESSAGE_BYTES[1], dist.get_world_size()) / max(large_s - small_s, 1e-9)
 
 
-def fit_link(moved: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """(latency, bytes per second) by least squares of the relative error; the latency is never negative.
-
-    moved, seconds: for each message, the bytes that a process sends, and its duration.
-    """
-    inverse = 1.0 / np.asarray(seconds)
-    per_byte, latency = np.polyfit(moved, seconds, 1, w=inverse)
-    if latency < 0.0 or per_byte <= 0.0:
-        latency = 0.0
-        scaled = np.asarray(moved) * inverse
-        per_byte = scaled.sum() / (scaled**2).sum()
-    return float(latency), float(1.0 / per_byte)
+def _all_reduce_s(size: int, device: torch.device) -> float:
+    buffer = torch.zeros(size // 4, device=device)
+    times = [_wall_ms(partial(dist.all_reduce, buffer), device) for _ in range(1 + _REPEATS)]
+    return statistics.median(times[1:]) / 1e3
 
 
 def _moved(size: float, processes: int) -> float:

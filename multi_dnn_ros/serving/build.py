@@ -6,7 +6,6 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.backends import Backend, Tensors
@@ -18,13 +17,12 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
-from multi_dnn_ros.planning.graph_plan import JobPlan, plan_graph
+from multi_dnn_ros.planning.job_plan import JobPlan, plan_graph
 from multi_dnn_ros.serving.choices import (
     ConfigError,
     backend_name,
     choose_backend,
     device_of,
-    timing_target,
     workers_and_threads,
 )
 from multi_dnn_ros.serving.image_check import ImageCheck
@@ -35,9 +33,6 @@ from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from multi_dnn_ros.planning.job_plan import JobPlanner
-    from multi_dnn_ros.planning.predictor import Predictor
 
 
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
@@ -56,7 +51,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     set_threads(threads)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
     single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
-    builder = _Builder(config, device, findings.predictor, single_launch, progress)
+    builder = _Builder(config, device, single_launch, progress)
     tasks: list[DnnTask] = []
     shortage = ""
     if notice := builtin_notice(config.dnns):
@@ -90,23 +85,17 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         if device.type == "cuda":
             sys.modules["torch"].cuda.empty_cache()
         raise ConfigError(shortage)
-    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, findings.predictor)
+    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns)
 
 
 class _Builder:
     """Prepares single DNNs. single_launch: whether also as one call. See build() for the other arguments."""
 
     def __init__(
-        self,
-        config: NodeConfig,
-        device: torch.device,
-        predictor: Predictor | None,
-        single_launch: bool,
-        progress: Callable[[str], None],
+        self, config: NodeConfig, device: torch.device, single_launch: bool, progress: Callable[[str], None]
     ) -> None:
-        self._config, self._device, self._predictor = config, device, predictor
+        self._config, self._device = config, device
         self._single_launch, self._progress = single_launch, progress
-        self._torch_planner: JobPlanner | None = None
 
     def checked(self, dnn: Dnn, settings: DnnConfig) -> DnnTask:
         """What the engine runs, compared with its original on `check_images`. Raises ConfigError."""
@@ -129,25 +118,13 @@ class _Builder:
             calibration=lambda: _calibration(dnn, settings), single_launch=self._single_launch,
             branches=str(settings.branches or "auto"), providers=settings.providers,
         )  # fmt: skip
+        bound_s = self._config.blocking_ms / 1e3
         if isinstance(dnn.module, OnnxNetwork):
-            predicted = None if self._predictor is None else lambda: self._predicted_ms(dnn, settings)
-            plan = plan_graph(dnn, settings.jobs, self._config.blocking_ms / 1e3, predicted)
+            plan = plan_graph(dnn, settings.jobs, bound_s)
             return plan, make_onnx_task(dnn, settings, cameras, backend, plan)
         from multi_dnn_ros.serving.torch_task import plan_and_make_torch_task
 
-        return plan_and_make_torch_task(self._planner(), dnn, settings, cameras, backend, self._device)
-
-    def _predicted_ms(self, dnn: Dnn, settings: DnnConfig) -> float | None:
-        target = timing_target(dnn.name, settings, self._device)
-        return self._planner().predicted_ms(replace(dnn, module=dnn.module.to_torch()), target)
-
-    def _planner(self) -> JobPlanner:
-        from multi_dnn_ros.planning.job_plan import JobPlanner
-
-        if self._torch_planner is None:
-            config = self._config
-            self._torch_planner = JobPlanner(self._predictor, config.predictor, config.blocking_ms / 1e3, keep=True)
-        return self._torch_planner
+        return plan_and_make_torch_task(dnn, settings, cameras, backend, self._device, bound_s)
 
 
 def make_task(

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 
 from multi_dnn_ros.planning.fit import Fit, Verdict
 
-#: Maximum number of reasons on /diagnostics why times are not predicted; each names a layer or a load.
-_MAX_UNPREDICTED = 5
-
 
 @dataclass(frozen=True)
 class Capacity:
@@ -40,6 +37,4 @@ def capacity_of(verdict: Verdict) -> Capacity:
     values.update({f"{dnn} needs (% of its time)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})
     values.update({f"{dnn} at most (Hz)": f"{hz:.2f}" for dnn, hz in verdict.most_hz.items()})
     values.update({f"advice {number}": text for number, text in enumerate(verdict.advice, start=1)})
-    unpredicted = enumerate(verdict.unpredicted[:_MAX_UNPREDICTED], start=1)
-    values.update({f"not predicted {number}": text for number, text in unpredicted})
     return Capacity(verdict.fits, verdict.text, tuple(verdict.advice), values)

@@ -15,7 +15,7 @@ from multi_dnn_ros.backends.host import CPU, as_torch, gpu_count
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec, allowed_precisions
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
+from multi_dnn_ros.planning.units import Unit, UnitError, parse_unit
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     Two exceptions: instead of a backend that compiles, the device's automatic one is used, because compiling layer by
     layer takes minutes; and instead of int8, which is calibrated for whole DNNs, float32, whose times are longer.
     """
-    from multi_dnn_ros.planning.job_plan import ROUNDS
+    from multi_dnn_ros.planning.layer_plan import ROUNDS
     from multi_dnn_ros.planning.timing import Target
 
     served_by = backend_name(settings.backend, device, name, settings.precision)

@@ -20,10 +20,10 @@ from multi_dnn_ros.planning.fit import Demand, Fit
 from multi_dnn_ros.planning.frame_times import (
     HEIGHT,
     WIDTH,
-    measure_alone,
-    measure_speedup,
-    predict_times,
+    FrameTimes,
+    measure_times,
     run_on_black,
+    single_image,
 )
 from multi_dnn_ros.serving.choices import timing_target
 from multi_dnn_ros.serving.descriptions import Build, DnnDescription, EngineDescription, ResultDescription
@@ -34,10 +34,15 @@ if TYPE_CHECKING:
     import torch
 
     from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
-    from multi_dnn_ros.planning.predictor import Predictor
+    from multi_dnn_ros.models.dnn import Dnn
+    from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.serving.tasks import Pipeline
 
 log = logging.getLogger(__name__)
+
+#: (DNN, where it runs, number of other DNNs that run at the same time) -> milliseconds of one image, without
+#: preprocessing and decoding, and the reasons why they cannot be predicted.
+Predict = Callable[["Dnn", "Target", int], tuple[float, tuple[str, ...]]]
 
 
 def configure(
@@ -132,24 +137,20 @@ def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
 
 
 def measure_fit(
-    config: NodeConfig, pipeline: Pipeline, rates: Mapping[str, float], predictor: Predictor | None = None
+    config: NodeConfig, pipeline: Pipeline, rates: Mapping[str, float], predict: Predict | None = None
 ) -> Fit:
     """The times of the DNNs of `config`, and their demand at these rates. The engine must not serve at the same time.
 
     rates: hertz by camera; `max_rate_hz` may limit them. A DNN with `enable: false` counts, because it can be enabled
-    at any time. predictor: its times are used if it knows all DNNs; otherwise they are measured. Images are black and
-    have 640x480 pixels.
+    at any time. predict: its times replace measured ones if it knows all DNNs. Images are black and have 640x480
+    pixels.
     """
     unpredicted: tuple[str, ...] = ()
-    times = None
-    if predictor is not None:
-        targets = {
-            task.name: timing_target(task.name, config.dnns[task.name], pipeline.device) for task in pipeline.tasks
-        }
-        times, speedup, unpredicted = predict_times(pipeline.dnns, pipeline.tasks, predictor, targets, pipeline.servers)
-    if times is None or unpredicted:
-        times = {task.name: measure_alone(task, pipeline.device) for task in pipeline.tasks}
-        speedup = measure_speedup(pipeline.tasks, pipeline.device, pipeline.servers)
+    times: Mapping[str, FrameTimes] = {}
+    if predict is not None:
+        times, unpredicted = _predicted_times(config, pipeline, predict)
+    if not times or unpredicted:
+        times = measure_times(pipeline.tasks, pipeline.device, pipeline.servers)
     demands = []
     for task in pipeline.tasks:
         own, settings = times[task.name], config.dnns[task.name]
@@ -166,7 +167,22 @@ def measure_fit(
                 settings.batch_delay_ms if task.batches else 0.0,
             )
         )
-    return Fit(tuple(demands), pipeline.servers, speedup, pipeline.device.type == "cuda", unpredicted)
+    return Fit(tuple(demands), pipeline.servers, pipeline.device.type == "cuda", unpredicted)
+
+
+def _predicted_times(
+    config: NodeConfig, pipeline: Pipeline, predict: Predict
+) -> tuple[Mapping[str, FrameTimes], tuple[str, ...]]:
+    """Times of single images, divided equally among the jobs; preprocessing and decoding are measured."""
+    tasks = [single_image(task) for task in pipeline.tasks]
+    times = measure_times(tasks, pipeline.device, pipeline.servers)
+    unpredicted: list[str] = []
+    for task in tasks:
+        target = timing_target(task.name, config.dnns[task.name], pipeline.device)
+        ms, reasons = predict(pipeline.dnns[task.name], target, min(pipeline.servers, len(tasks)) - 1)
+        unpredicted += [f"{task.name}: {reason}" for reason in reasons]
+        times[task.name] = replace(times[task.name], jobs_ms=(ms / task.jobs,) * task.jobs)
+    return times, tuple(unpredicted)
 
 
 def _measured_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str], None]) -> Fit | None:
@@ -175,7 +191,7 @@ def _measured_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[st
     if not all(rates.values()):
         return None
     try:
-        return measure_fit(config, pipeline, rates, pipeline.predictor)
+        return measure_fit(config, pipeline, rates)
     except ValueError as error:
         progress(f"capacity is unknown: {error}")
         return None

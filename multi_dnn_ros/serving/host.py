@@ -15,7 +15,7 @@ from multi_dnn_ros.backends.host import has_gpu_driver
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.planning.batch_units import UnitError, parse_unit, sharing_warnings
+from multi_dnn_ros.planning.units import UnitError, parse_unit, sharing_warnings
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import (
     Build,

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.backends.host import gpu_count
 from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
-from multi_dnn_ros.planning.batch_units import Unit
-from multi_dnn_ros.planning.checked_file import ProfileError
+from multi_dnn_ros.planning.units import Unit
 from multi_dnn_ros.serving.choices import ConfigError, backend_name, check_backend, device_of, dnn_units
 from multi_dnn_ros.serving.image_check import image_check_problems
 from multi_dnn_ros.serving.sample_images import ImagesError, sample_files
@@ -31,8 +28,6 @@ from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from multi_dnn_ros.planning.predictor import Predictor
 
 
 def import_registries() -> None:
@@ -48,12 +43,11 @@ def import_registries() -> None:
 @dataclass(frozen=True)
 class Findings:
     """problems: one line each, with parameter or file, value and what is allowed. units: the device of each DNN; empty:
-    invalid. predictor: from the parameter of this name; None: invalid or not set. dnns: those that could be loaded.
+    invalid. dnns: those that could be loaded.
     """
 
     problems: tuple[str, ...]
     units: Mapping[str, Unit]
-    predictor: Predictor | None
     dnns: dict[str, Dnn]
 
 
@@ -62,7 +56,6 @@ def check_settings(config: NodeConfig) -> Findings:
     import_registries()
     problems: list[str] = []
     units: Mapping[str, Unit] = {}
-    predictor = None
     dnns: dict[str, Dnn] = {}
     try:
         units = dnn_units(config)
@@ -73,14 +66,6 @@ def check_settings(config: NodeConfig) -> Findings:
             f"the DNNs run on {', '.join(devices)} (parameters dnn.<dnn>.device), but one process runs the DNNs of one "
             "device; allowed here: the same device for all of them, or several with isolation 'process'"
         )
-    try:
-        predictor = _read_predictor(Path(config.predictor)) if config.predictor else None
-    except ProfileError as error:
-        problems.append(
-            f"parameter predictor is '{config.predictor}'; expected a file of `multi-dnn profile learn`: {error}"
-        )
-    except MissingExtra as error:
-        problems.append(f"parameter predictor is '{config.predictor}': {error}")
     for name, settings in config.dnns.items():
         for camera in settings.cameras:
             if camera not in config.cameras:
@@ -104,14 +89,7 @@ def check_settings(config: NodeConfig) -> Findings:
             dnns[name] = load_dnn(name, settings, onnx=onnx)
         except ModelError as error:
             problems.extend(str(error).splitlines())
-    return Findings(tuple(problems), units, predictor, dnns)
-
-
-def _read_predictor(path: Path) -> Predictor:
-    with optional("a predictor"):
-        from multi_dnn_ros.planning.predictor import read_predictor
-
-    return read_predictor(path)
+    return Findings(tuple(problems), units, dnns)
 
 
 def _calibration_problems(name: str, settings: DnnConfig) -> Iterator[str]:

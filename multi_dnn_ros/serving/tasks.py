@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.models.dnn import Dnn
-    from multi_dnn_ros.planning.graph_plan import JobPlan
-    from multi_dnn_ros.planning.predictor import Predictor
+    from multi_dnn_ros.planning.job_plan import JobPlan
 
 #: Largest difference of a result in a batch, relative to the results' scale; int8 rounds differently.
 _BATCH_TOLERANCE = 8e-2
@@ -34,16 +33,14 @@ _BATCH_TOLERANCE = 8e-2
 class Pipeline:
     """Everything that the configuration builds.
 
-    dnns: by name, for labels and thresholds. predictor: predicts layer times, from parameter `predictor`; None: not
-    set. jpeg_decoder: decodes JPEG files on the device; set when the DNNs are configured. None: they are decoded on the
-    CPU.
+    dnns: by name, for labels and thresholds. jpeg_decoder: decodes JPEG files on the device; set when the DNNs are
+    configured. None: they are decoded on the CPU.
     """
 
     device: torch.device
     workers: int
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
-    predictor: Predictor | None = None
     jpeg_decoder: JpegDecoder | None = None
 
     @property

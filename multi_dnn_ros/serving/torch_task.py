@@ -23,22 +23,22 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut_graph, cut_module
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.trace import TraceError, trace
-from multi_dnn_ros.planning.graph_plan import JobPlan
-from multi_dnn_ros.planning.job_plan import JobPlanner
+from multi_dnn_ros.planning.job_plan import JobPlan
+from multi_dnn_ros.planning.layer_plan import plan_network
 from multi_dnn_ros.serving.choices import ConfigError, timing_target
 from multi_dnn_ros.serving.tasks import batch_error, plain_task
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def plan_and_make_torch_task(
-    planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device
+    dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device, bound_s: float
 ) -> tuple[JobPlan, DnnTask]:
-    """Plan the cut of a DNN and prepare it, on its share of the SMs. Raises ConfigError."""
+    """Plan the cut of a DNN and prepare it, on its share of the SMs. bound_s: see plan_network. Raises ConfigError."""
     device = as_torch(device)
 
     def prepare() -> tuple[JobPlan, DnnTask]:
         with computing_on(device, settings.sms):
-            plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
+            plan = plan_network(dnn, settings.jobs, bound_s, timing_target(dnn.name, settings, device))
         return plan, make_torch_task(dnn, settings, cameras, backend, device, plan)
 
     return with_own_cudnn_plans(settings.sms, prepare)

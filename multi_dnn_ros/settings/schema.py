@@ -105,13 +105,9 @@ class NodeConfig(Section):
     """
     aging_ms: float = Field(50.0, gt=0.0, le=60000.0)
     """Under policy priority: waiting time in ms that raises the priority of a job by one, so that no job starves."""
-    predictor: str = Field("")
-    """Path of a predictor.json from `multi-dnn profile learn`. The DNNs are then cut into jobs of equal predicted
-    time; layers that the predictor does not know are measured. Empty: none.
-    """
     blocking_ms: float = Field(0.0, ge=0.0, le=60000.0)
     """Maximum duration of a job in ms while nothing else is running. Each DNN is cut into the smallest number of
-    jobs that meets this limit, based on predicted or measured layer times. 0: each DNN is cut into
+    jobs that meets this limit, based on measured layer times. 0: each DNN is cut into
     `dnn.<dnn>.jobs` jobs.
     """
     isolation: Literal["process", "none"] = Field("process")

@@ -58,7 +58,7 @@ def test_version() -> None:
         (["camera", "scenes", "--rate", "-1"], "--rate: '-1'"),
         (["camera", "scenes", "--size", "0x0"], "--size: '0x0'"),
         (["camera", "scenes", "--encoding", "rgb9"], "--encoding: invalid choice: 'rgb9'"),
-        (["devices", "--threads", "two"], "--threads: 'two'"),
+        (["camera", "scenes", "--count", "two"], "--count: 'two'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -126,7 +126,7 @@ def test_processors_are_counted_within_the_quota_of_the_container(
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
     mount = f'mount --bind {tmp_path}/groups /sys/fs/cgroup; mount --bind {tmp_path}/own /proc/$$/cgroup; exec "$@"'
-    done = multi_dnn("devices", "--list", prefix=(*_UNSHARE, "sh", "-c", mount, "sh"))
+    done = multi_dnn("devices", prefix=(*_UNSHARE, "sh", "-c", mount, "sh"))
     assert done.returncode == 0, done.stderr
     assert "| 1 " in next(line for line in done.stdout.splitlines() if line.startswith("| cpu"))
 

@@ -127,7 +127,7 @@ def test_build_fills_the_caches(folder: Path, own_cache: Path, tmp_path: Path) -
 
 
 def test_devices(tmp_path: Path) -> None:
-    done = multi_dnn("devices", "--list", "--json", tmp_path / "devices.json")
+    done = multi_dnn("devices", "--json", tmp_path / "devices.json")
     assert done.returncode == 0, done.stderr
     assert re.search(r"\bcpu\b.*\bonnxruntime\b", done.stdout)
     assert json.loads((tmp_path / "devices.json").read_text())

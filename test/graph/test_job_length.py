@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from multi_dnn_ros.graph.job_length import MAX_JOBS, job_length
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.partition import fewest_runs, partition
 
@@ -42,31 +40,9 @@ def test_only_single_layers_exceed_the_limit_and_runs_are_as_few_as_possible(
         assert end - begin == 1 or sum(layers[begin:end]) <= limit
 
 
-@given(costs, st.integers(1, 40).map(float), st.integers(0, 3).map(float))
-def test_the_fewest_jobs_within_the_bound(layers: list[float], bound: float, launch: float) -> None:
-    length = job_length(layers, bound, launch)
-    assert length.jobs == fewest_by_trying(layers, max(0.0, bound - launch))
-    assert length.too_long == tuple(n for n, each in enumerate(layers) if each + launch > bound and each > 0.0)
-    assert length.launch_share == pytest.approx(launch and length.jobs * launch / (sum(layers) + length.jobs * launch))
-    assert length.launch_pays == (length.launch_share < 0.05)
-    assert not length.capped
-
-
 def test_runs_are_balanced_within_the_limit() -> None:
     assert partition([1.0] * 8, [0.0] * 8, fewest_runs([1.0] * 8, 6.0), 0.03, 6.0) == [0, 4]
     assert partition([1.0] * 8, [0.0] * 8, 2, 0.03, 2.0) == [0, 4]  # two runs cannot meet the limit, but are balanced
-
-
-def test_the_number_of_jobs_is_bounded() -> None:
-    length = job_length([1.0] * 1000, 0.5, 0.0)
-    assert (length.jobs, length.capped, len(length.too_long)) == (MAX_JOBS, True, 1000)
-
-
-def test_invalid_times_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"bound_s is 0.0; allowed: above 0"):
-        job_length([1.0], 0.0, 0.0)
-    with pytest.raises(ValueError, match="negative or not a number"):
-        job_length([float("nan")], 1.0, 0.0)
 
 
 def test_a_layer_longer_than_the_bound_is_a_job_of_its_own() -> None:

@@ -188,9 +188,8 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 cameras = {name: CameraConfig(topic=f"/{name}") for name in "ab"}
 try:
     values = %r
-    predictor = values.pop("predictor", "")
     dnns = {"x": DnnConfig(role="network", **values)}
-    pipeline = build(NodeConfig(cameras=cameras, dnns=dnns, predictor=predictor))
+    pipeline = build(NodeConfig(cameras=cameras, dnns=dnns))
     print("batches of", pipeline.tasks[0].max_batch)
 except ValueError as error:
     print(error)
@@ -203,7 +202,6 @@ IMAGES = str(Path(onnx_form.__file__).parents[1] / "calibration_images")
     [
         ({"model": "builtin:object", "max_batch": 2}, "batches of 2"),
         ({"model": "builtin:object_small", "check_images": IMAGES}, "batches of 1"),
-        ({"model": "builtin:object", "predictor": "a.json"}, "'a.json': a predictor needs torch, "),
         ({"model": "builtin:objct"}, "allowed: builtin:lane, "),
         ({"model": "builtin:object", "input_width": 64, "input_height": 64}, "allowed with builtin:object: 384 x 288"),
         ({"model": "torchvision:fcos_resnet50_fpn", "weights": "~nobody_here/x.pth"}, "multi_dnn_ros[torch]"),

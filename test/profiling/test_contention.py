@@ -11,12 +11,11 @@ import pytest
 import torch
 from profiling_fakes import CPU, LAYERS, SHAPE, Small, chain_of, machine, target
 
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.predictor import Load
 from multi_dnn_ros.profiling.contention import loads_of, measure_contention
 from multi_dnn_ros.profiling.loads import background_load
 from multi_dnn_ros.profiling.network import Network
-from multi_dnn_ros.profiling.samples import Machine, Sample, read_samples, write_samples
+from multi_dnn_ros.profiling.predictor import Load, ProfileError
+from multi_dnn_ros.profiling.samples import Machine, Sample, read_samples, write_rows
 
 LOADS = loads_of(("compute", "memory"), (0, 1, 2))
 
@@ -90,7 +89,8 @@ def test_rows_that_would_not_belong_together_are_refused(tmp_path: Path) -> None
 )
 def test_errors_in_a_table_name_line_and_column(change: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
-    write_samples(path, [row for row in Fake().measure(path, networks=(4,)) if row.load == Load()])
+    rows = [row for row in Fake().measure(path, networks=(4,)) if row.load == Load()]
+    write_rows(path, [row.model_dump() for row in rows])
     path.write_text(change(path.read_text()))
     with pytest.raises(ProfileError, match=f"samples.csv: .*{message}"):
         read_samples(path)

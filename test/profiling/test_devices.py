@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +11,10 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import cpu_features
-from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.profiling import devices as module
-from multi_dnn_ros.profiling.copies import Link
-from multi_dnn_ros.profiling.devices import count_measurements, find_devices, measure_devices
+from multi_dnn_ros.profiling.devices import find_devices
 
 
 @pytest.fixture
@@ -38,36 +34,21 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", known.__getitem__)
 
 
-def test_the_command_measures_this_cpu(
-    without_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measure = module.measure_devices
-    monkeypatch.setattr(module, "measure_devices", lambda found, progress: measure(found, progress, scale=0.25))
-    file, threads = tmp_path / "new" / "devices.json", torch.get_num_threads()
-    assert main(["devices", "--threads", "1", "--json", str(file)]) == 0
+def test_the_command_shows_this_cpu(without_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "devices.json"
+    assert main(["devices", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
-    assert content["command"]
     assert content["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert content["cpu_threads"] == 1
-    assert content["links"] == []
     (cpu,) = content["devices"]
-    assert (cpu["id"], cpu["cores"], cpu["memory_bytes"]) == ("cpu", cpu_count(), psutil.virtual_memory().total)
-    assert cpu["bytes_per_s"] > 1e8
-    assert cpu["from_host_bytes_per_s"] is None
-    expected = {"fp32", "bf16", "int8"} if has_int8_products() else {"fp32", "bf16"}
-    assert set(cpu["ops_per_s"]) == expected
-    assert all(math.isfinite(rate) and rate > 1e6 for rate in cpu["ops_per_s"].values())
-    assert cpu["not_measured"] == {}
-    backends = cpu["backends"]
+    assert (cpu["id"], cpu["cores_or_sms"], cpu["memory_bytes"]) == ("cpu", cpu_count(), psutil.virtual_memory().total)
+    backends = {backend["name"]: backend for backend in cpu["backends"]}
     assert list(backends) == list(BACKENDS.names())
     assert backends["eager"]["precisions"] == ["auto", "fp32", "bf16"]
     assert backends["eager"]["refused"]["fp16"] == "this backend has no fp16 on cpu"
-    assert backends["cuda_graph"]["problem"] == "runs on cuda only"
     assert backends["onnxruntime"]["version"].startswith("onnxruntime ")
     output = capsys.readouterr().out
-    for text in (cpu["name"], "TFLOP/s", "cuda_graph: runs on cuda only", f"written to {file}"):
+    for text in (cpu["name"], "cuda_graph: runs on cuda only", f"written to {file}"):
         assert text in output
-    assert torch.get_num_threads() == threads
 
 
 def test_a_cpu_without_instructions_says_what_it_lacks(
@@ -79,7 +60,6 @@ def test_a_cpu_without_instructions_says_what_it_lacks(
     try:
         (cpu,) = find_devices()
         assert cpu.features == ()
-        assert cpu.precisions == ("fp32", "bf16")
         (onnxruntime,) = (backend for backend in cpu.backends if backend.name == "onnxruntime")
         assert onnxruntime.precisions == ("auto", "fp32")
         assert onnxruntime.refused["int8"].startswith("needs 8-bit dot products")
@@ -91,41 +71,9 @@ def test_a_cpu_without_instructions_says_what_it_lacks(
 def test_a_gpu_says_which_precisions_it_is_too_old_for(two_gpus: None) -> None:
     _, old, new = find_devices()
     assert (old.id, old.name, old.cores_or_sms, old.features) == ("cuda:0", "Xavier", 8, ("compute capability 7.2",))
-    assert old.precisions == ("fp32", "fp16")
-    assert new.precisions == ("fp32", "tf32", "fp16", "bf16")
     captured = {device.id: next(of for of in device.backends if of.name == "cuda_graph") for device in (old, new)}
     assert captured["cuda:0"].refused["bf16"] == "needs compute capability 8.0; this GPU has 7.2"
     assert captured["cuda:1"].refused == {"int8": "this backend has no int8 on cuda"}
     assert next(of for of in new.backends if of.name == "onnxruntime").problem == (
         "has no execution provider for cuda; it has cpu (docs/devices.md)"
     )
-
-
-def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
-    two_gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With fake measurements, which show what is measured, in which order, and what remains after a failure."""
-    measured: list[tuple[str, str]] = []
-
-    def limits(target, scale: float) -> SimpleNamespace:
-        measured.append((str(target.device), target.precision))
-        if target.device.index == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return SimpleNamespace(flops_per_s=1e12 * len(measured), bytes_per_s=2e9)
-
-    monkeypatch.setattr(module, "measure_limits", limits)
-    monkeypatch.setattr(module, "measure_host_copies", lambda device: None if device.index == 0 else (3e9, 4e9))
-    monkeypatch.setattr(
-        module, "measure_link", lambda source, target: Link(f"cuda:{source}", f"cuda:{target}", True, 5e9)
-    )
-    gpus = find_devices()[1:]
-    shown: list[tuple[int, int, str]] = []
-    (old, new), found = measure_devices(gpus, lambda *step: shown.append(step))
-    assert measured == [("cuda:0", "fp32"), ("cuda:0", "fp16"), *(("cuda:1", name) for name in new.precisions)]
-    assert old.not_measured == {"fp32": "not enough free memory", "fp16": "not enough free memory"}
-    assert (old.ops_per_s, old.bytes_per_s, old.from_host_bytes_per_s) == ({}, None, None)
-    assert new.ops_per_s == {"fp32": 3e12, "tf32": 4e12, "fp16": 5e12, "bf16": 6e12}
-    assert (new.bytes_per_s, new.from_host_bytes_per_s, new.to_host_bytes_per_s) == (2e9, 3e9, 4e9)
-    assert [(link.source, link.target) for link in found] == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")]
-    assert [done for done, _, _ in shown] == list(range(count_measurements(gpus) + 1))
-    assert {total for _, total, _ in shown} == {count_measurements(gpus)}

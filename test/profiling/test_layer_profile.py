@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import pytest
 import torch
-from profiling_fakes import CPU, LAYERS, SHAPE, Small, limits, target, taught, traced
+from profiling_fakes import LAYERS, SHAPE, Small, limits, target, traced
 
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.models.cut import cut_graph
-from multi_dnn_ros.planning.measure import Times
 from multi_dnn_ros.profiling import limits as module
 from multi_dnn_ros.profiling.layer_profile import (
     Profile,
+    Times,
     closing_lines,
     job_table,
     kind_table,
     layer_table,
     profile_network,
 )
-from multi_dnn_ros.profiling.limits import busy_warning, measure_limits
+from multi_dnn_ros.profiling.limits import measure_limits
 from multi_dnn_ros.profiling.network import Network
+
+
+def test_work_is_computed_from_shapes() -> None:
+    layers = traced().layers()
+    assert [layer.work.kind for layer in layers] == [
+        "convolution", "element-wise", "depthwise convolution", "1x1 convolution", "element-wise", "pooling",
+        "fully connected",
+    ]  # fmt: skip
+    first, relu, depthwise, _, _, pool, last = layers
+    assert (first.work.macs, first.work.parameters) == (64 * 3 * 4 * 9, 3 * 4 * 9 + 4)
+    assert first.work.bytes_read == 4 * (3 * 64 + 3 * 4 * 9 + 4)
+    assert first.work.bytes_written == relu.work.bytes_read == 4 * 4 * 64
+    assert (first.work.channels_in, first.work.channels_out, first.work.pixels) == (3, 4, 64)
+    assert (depthwise.work.macs, depthwise.work.groups, depthwise.work.window) == (64 * 4 * 9, 4, 9)
+    assert len(pool.nodes) > 1  # the following flatten is a view
+    assert last.outputs == ((1, 5),)
+    assert sum(layer.work.macs for layer in layers) == cost(Small(), (torch.zeros(SHAPE),)).macs
+    assert traced().layers(torch.float16)[0].work.moved == first.work.moved // 2
 
 
 def fixed_times(traced, of, *, jobs, costs=None, **_) -> Times:
@@ -28,7 +47,7 @@ def fixed_times(traced, of, *, jobs, costs=None, **_) -> Times:
     layers = [float(number + 1) for number in range(LAYERS)]
     numbers = iter(layers)
     per_job = [sum(next(numbers) for _ in stage.layers) + 0.5 for stage in stages]
-    return Times(stages, tuple((ms, ms) for ms in per_job), tuple((ms, ms) for ms in layers))
+    return stages, [(ms, ms) for ms in per_job], [(ms, ms) for ms in layers]
 
 
 def profiled(**options) -> Profile:
@@ -50,13 +69,23 @@ def test_bounds_shares_and_sums() -> None:
     assert len(job_table(profile).splitlines()) == 2 + 2
 
 
-def test_jobs_balance_measured_or_predicted_times() -> None:
+def test_jobs_balance_measured_times() -> None:
     assert profiled(measured_cut=True).imbalance < 1.2
-    even = profiled(predictor=taught(traced().layers()))  # which predicts 2 ms for each layer
-    assert [sum(timed.job == job for timed in even.layers) for job in (0, 1)] in ([3, 4], [4, 3])
-    other = profiled(predictor=taught(traced().layers(), device="Orin"))
-    assert other.unpredicted[0].startswith("it was trained on 'Orin'")
-    assert [timed.job for timed in other.layers] == [timed.job for timed in profiled().layers]
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
+def test_jobs_and_layers_are_timed_by_the_backend(backend: str) -> None:
+    """A layer of 9x9 takes longer than one of 1x1."""
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(4, 64, 9), torch.nn.ReLU()).eval()
+    done: list[tuple[int, int]] = []
+    where = target(backend, rounds=5)
+    found = profile_network(
+        Network("sizes", network, (1, 3, 64, 64)), where, limits(), jobs=2, progress=lambda *step: done.append(step)
+    )
+    assert len(found.jobs) == 2
+    assert min(job.p50 for job in found.jobs) > 0.0
+    assert found.layers[1].ms.p50 > found.layers[0].ms.p50
+    assert done[-1] == (5, 5)
 
 
 def test_limits_are_the_fastest_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +97,6 @@ def test_limits_are_the_fastest_of_several_calls(monkeypatch: pytest.MonkeyPatch
     assert found.ridge == found.flops_per_s / found.bytes_per_s
 
 
-def test_a_busy_device_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for used, text in ((47.0, "cpu is busy: other processes use 47% of it, so times are too long"), (2.0, "")):
-        monkeypatch.setattr(module.psutil, "cpu_percent", lambda seconds, used=used: used)
-        assert busy_warning(CPU) == text
-    assert busy_warning(torch.device("cuda", 99)) == ""  # no such GPU, or no library that reads it
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
@@ -83,19 +105,10 @@ def test_a_busy_device_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         (["builtin:lane", "--backend", "abacus"], 2, "--backend is 'abacus'; allowed: auto, eager"),
         (["builtin:lane", "--backend", "cuda_graph", "--device", "cpu"], 1, "'cuda_graph', but the device"),
         (["nowhere.onnx"], 1, "MODEL is 'nowhere.onnx': there is no such file"),
-        (["builtin:lane", "--cut", "predicted"], 2, "--cut predicted and --predictor must be given together"),
     ],
 )
-def test_failure_is_one_line(
-    arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str], hasty: None
-) -> None:
+def test_failure_is_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "layers", *arguments]) == code
     error = capsys.readouterr().err
     assert text in error
     assert error.splitlines()[-1].startswith("multi-dnn profile: error: ")
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time is spent on looking whether the device is busy."""
-    monkeypatch.setattr(module, "busy_warning", lambda device: "")

@@ -10,10 +10,9 @@ import pytest
 from profiling_fakes import law, machine
 
 from multi_dnn_ros.models.layers import LayerWork
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.predictor import Load, tree_features
 from multi_dnn_ros.profiling.importances import importances
-from multi_dnn_ros.profiling.learn import FOREST, LINEAR, MACS, UNLOADED, fit_forest, fit_linear, learn
+from multi_dnn_ros.profiling.learn import FOREST, LINEAR, MACS, fit_forest, fit_linear, learn
+from multi_dnn_ros.profiling.predictor import Load, ProfileError, tree_features
 from multi_dnn_ros.profiling.samples import Sample
 
 LOADS = (Load(), *(Load(kind, level) for kind in ("compute", "memory", "dnn") for level in (1, 2, 4)))
@@ -79,17 +78,15 @@ def test_the_exported_forest_predicts_as_scikit_learn(monkeypatch: pytest.Monkey
 
 def test_networks_and_levels_are_held_out_and_compared_with_baselines() -> None:
     seen: list[int] = []
-    predictor = learn(samples(), progress=lambda: seen.append(0), note="tests")
-    assert predictor.provenance["regressor"] == LINEAR  # the law is linear
-    assert predictor.provenance["note"] == "tests"
+    predictor, errors = learn(samples(), lambda: seen.append(0))
+    assert predictor.model.regressor == LINEAR  # the law is linear
     assert predictor.loads == {"none": 0, "compute": 4, "memory": 4, "dnn": 4}
-    scores = {of.held_out: of for of in predictor.scores}
+    scores = {of.held_out: of for of in errors}
     assert list(scores) == ["networks, without load", "networks, under load", "load levels"]
     assert len(seen) == 3 + 3 + 3
     alone = scores["networks, without load"]
-    assert set(alone.layer) == {MACS, LINEAR, FOREST}  # the unloaded time would be the answer itself
+    assert set(alone.layer) == {MACS, LINEAR, FOREST}
     assert alone.layer[LINEAR] < 0.01 < alone.layer[FOREST] < alone.layer[MACS]
-    assert set(scores["load levels"].network) == {MACS, UNLOADED, LINEAR, FOREST}
     assert scores["networks, under load"].network[LINEAR] < 0.02 < scores["networks, under load"].network[MACS]
 
 
@@ -111,12 +108,8 @@ def test_importances_as_text() -> None:
         assert of.explained is not None
         assert of.explained > 0.5
     assert found["convolution"].shares["load"] > 10 * found["element-wise"].shares.get("load", 0.0)
-    slowdown = found["convolution"].slowdown
-    assert list(slowdown) == ["4 x compute", "4 x memory", "4 x dnn"]
-    assert slowdown["4 x compute"] > 1.5 > slowdown["4 x memory"] == pytest.approx(1.0, abs=0.05)
     text = found["convolution"].text()
     assert text.startswith("Convolution: the time depends mainly on ")
-    assert f"alone: {slowdown['4 x compute']:.1f} under 4 x compute, 1.0 under 4 x memory, 1.0 under" in text
     (only,) = importances([row for row in samples(1) if row.kind == "convolution"])
     assert only.explained is None
     assert importances(samples(1, 1)[:3]) == []

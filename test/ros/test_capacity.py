@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 from node_bench import Bench, build
 
-from multi_dnn_ros.planning.fit import Verdict
-from multi_dnn_ros.serving.capacity import capacity_of
 from multi_dnn_ros.serving.tasks import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -63,14 +61,6 @@ def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench)
         bench.until(lambda before=reports: len(bench.reports) > before + 2, "reports")
         assert bench.status("capacity").level == level
         assert bench.change("cleanup")
-
-
-def test_values_contain_what_was_not_predicted() -> None:
-    reasons = tuple(f"reason {number}" for number in range(9))
-    verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", unpredicted=reasons)
-    values = capacity_of(verdict).values
-    assert [values[f"not predicted {number}"] for number in (1, 5)] == ["reason 0", "reason 4"]
-    assert "not predicted 6" not in values
 
 
 def test_a_failed_capacity_check_does_not_prevent_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from torch import nn
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.models.layers import Layer, LayerWork
-from multi_dnn_ros.planning.measure import Traced, trace_for
-from multi_dnn_ros.planning.predictor import Linear, Load, Predictor, trained_ranges
+from multi_dnn_ros.planning.layer_chain import Traced, trace_on_cpu
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.limits import DeviceLimits
+from multi_dnn_ros.profiling.predictor import Linear, Load, Predictor, trained_ranges
 from multi_dnn_ros.profiling.samples import Machine
 
 CPU = torch.device("cpu")
@@ -46,14 +46,14 @@ def target(backend: str = "eager", rounds: int = 4) -> Target:
     return Target(CPU, backend, {"eager": Eager, "onnxruntime": OnnxRuntime}[backend], rounds=rounds)
 
 
-def traced(module: nn.Module | None = None, where: Target | None = None) -> Traced:
+def traced(module: nn.Module | None = None) -> Traced:
     """A network on random images of SHAPE."""
-    return trace_for(module or Small(), (torch.rand(SHAPE),), where or target())
+    return trace_on_cpu(module or Small(), (torch.rand(SHAPE),))
 
 
 def limits() -> DeviceLimits:
     """1 GFLOP/s, 1 GB/s: a million operations or bytes take a millisecond."""
-    return DeviceLimits(target().device_name, "cpu", "auto", 1, 1e9, 1e9)
+    return DeviceLimits(target().device_name, 1e9, 1e9)
 
 
 def machine(**changes: object) -> Machine:
@@ -85,5 +85,5 @@ def law(work: LayerWork, load: Load) -> float:
 
 
 def chain_of(ms: Sequence[float]) -> Callable[..., Callable[[], list[float]]]:
-    """Replaces measure.LayerChain: every run takes these milliseconds."""
+    """Replaces make_layer_chain: every run takes these milliseconds."""
     return lambda *given: lambda: list(ms)

@@ -1,19 +1,14 @@
 """Jobs by their layers' times on a GPU: the bound kept by captured jobs, predictions for what is served there.
 
-The CPU twins are in test/planning/test_job_plan.py and test/graph/test_job_length.py.
+The CPU twins are in test/planning/test_job_plan.py.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from profiling_fakes import taught
 
-from multi_dnn_ros.planning.job_plan import launch_cost_s
-from multi_dnn_ros.planning.measure import trace_for
-from multi_dnn_ros.planning.predictor import write_predictor
+from multi_dnn_ros.planning.layer_chain import trace_on_cpu
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import timing_target
 from multi_dnn_ros.serving.configure import measure_fit
@@ -39,27 +34,15 @@ def test_a_bound_makes_more_segments_of_one_graph() -> None:
     assert shorter.networks[1].segments >= 3
 
 
-def test_launching_a_captured_job_is_cheap() -> None:
-    target = timing_target("object", configured().dnns["object"], GPU)
-    assert target.served_by == "cuda_graph"
-    assert 1e-7 < launch_cost_s(target) < 1e-3
-
-
-def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prediction_on_the_gpu_judges() -> None:
     config = configured()
     target = timing_target("object", config.dnns["object"], GPU)
     dnn = build(config).dnns["object"]  # whose weights are on the GPU now
     shape = dnn.example_inputs()[0].shape
-    layers = trace_for(dnn.module, (torch.rand(shape),), target).layers()
+    layers = trace_on_cpu(dnn.module, (torch.rand(shape),)).layers()
     predictor = taught(layers, 0.1, device=target.device_name, backend="cuda_graph", threads=0)
-    write_predictor(tmp_path / "p.json", predictor)
-    monkeypatch.setattr("multi_dnn_ros.planning.job_plan.measure", lambda *args, **kwargs: pytest.fail("measured"))
-    monkeypatch.setattr("multi_dnn_ros.serving.configure.measure_alone", lambda *args: pytest.fail("measured"))
-    config = configured(predictor=str(tmp_path / "p.json"))
-    lines: list[str] = []
-    pipeline = build(config, lines.append)
+    pipeline = build(config)
     timed = sum(layer.work.kind != "view" for layer in layers)
-    assert pipeline.tasks[0].jobs == config.dnns["object"].jobs
-    verdict = measure_fit(config, pipeline, {"front": 1.0}, pipeline.predictor).verdict()
-    assert not verdict.unpredicted
-    assert verdict.needs["object"] > timed * 0.1e-3
+    fit = measure_fit(config, pipeline, {"front": 1.0}, predictor.predict_dnn)
+    assert not fit.unpredicted
+    assert fit.verdict().needs["object"] > timed * 0.1e-3

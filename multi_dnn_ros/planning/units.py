@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNIT_FORMS = "cpu, cpu:<threads>, cuda, cuda:<number>"
@@ -39,15 +39,6 @@ def parse_unit(text: str) -> Unit:
         return Unit(text, "cpu", threads=int(match[2] or 0))
     device = f"cuda:{int(match[4] or 0)}"
     return Unit(device, device)
-
-
-def parse_units(text: str, parse: Callable[[str], Unit] = parse_unit) -> tuple[Unit, ...]:
-    """Units separated by commas, in order. Raises UnitError, also for a duplicate."""
-    units = tuple(parse(part.strip()) for part in text.split(","))
-    names = [unit.name for unit in units]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise UnitError(f"units '{text}' name {', '.join(duplicates)} twice")
-    return units
 
 
 def sharing_warnings(units: Sequence[Unit], cores: int) -> list[str]:

@@ -6,22 +6,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from profiling_fakes import SHAPE, Small, machine, target, taught, traced
+from profiling_fakes import Small, machine, target, taught, traced
 
-from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.planning.checked_file import ProfileError
-from multi_dnn_ros.planning.frame_times import predict_times
-from multi_dnn_ros.planning.predictor import (
+from multi_dnn_ros.profiling.predictor import (
     Forest,
-    Limits,
-    Linear,
     Load,
+    ProfileError,
     Tree,
     linear_features,
     read_predictor,
@@ -30,6 +25,7 @@ from multi_dnn_ros.planning.predictor import (
 )
 
 LIMITS = machine().limits
+WORKS = [layer.work for layer in traced().layers()]
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -37,7 +33,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_predictor(tmp_path / "predictor.json", predictor)
     again = read_predictor(tmp_path / "predictor.json")
     assert again == predictor
-    assert again.predict(traced().layers()).ms == (2.0,) * 7
+    assert again.predict(WORKS, Load(), target()) == (14.0, ())
 
 
 def test_the_linear_model_counts_loads_beside_the_layer_and_those_it_waits_for() -> None:
@@ -75,11 +71,11 @@ def test_the_forest_follows_its_trees() -> None:
 )
 def test_what_was_not_trained_is_named(changes: dict, module: torch.nn.Module, load: Load, reason: str) -> None:
     predictor = taught(traced().layers(), **changes)
-    reasons = predictor.predict(traced(module).layers(), load, target()).unpredicted
+    _, reasons = predictor.predict([layer.work for layer in traced(module).layers()], load, target())
     assert "; ".join(reasons).startswith(reason)
     assert bool(reasons) == bool(reason)
     served = replace(target(), served_by="inductor")
-    assert "this is 'inductor'" in "; ".join(predictor.predict([], Load(), served).unpredicted)
+    assert "this is 'inductor'" in "; ".join(predictor.predict([], Load(), served)[1])
 
 
 @pytest.mark.parametrize(
@@ -90,12 +86,7 @@ def test_what_was_not_trained_is_named(changes: dict, module: torch.nn.Module, l
         (lambda content: {**content, "extra": 1}, "extra"),
         (lambda content: {**content, "flops_per_s": -1.0}, "flops_per_s"),
         (lambda content: {**content, "model": {"regressor": "oracle"}}, "model"),
-        (lambda content: {**content, "model": {"regressor": "linear", "weights": {"pooling": [1.0]}}}, "weights of"),
-        (lambda content: {**content, "model": {"regressor": "forest", "trees": [
-            {"feature": [0, 0], "threshold": [0, 0], "left": [0, -1], "right": [1, -1], "value": [0, 0]}]}},
-         "node 0 of a tree has the feature 0 and the children 0, 1"),
-        (lambda content: {**content, "model": {"regressor": "forest", "trees": [
-            {"feature": [0], "threshold": [], "left": [-1], "right": [-1], "value": [0]}]}}, "differ in length"),
+        (lambda content: {**content, "model": {"regressor": "linear", "weights": {"pooling": [1.0]}}}, "pooling"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused(change: Callable[[dict], Any], message: str, tmp_path: Path) -> None:
@@ -104,26 +95,3 @@ def test_a_bad_file_is_refused(change: Callable[[dict], Any], message: str, tmp_
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ProfileError, match=f"predictor.json: .*{message}"):
         read_predictor(path)
-
-
-def test_frames_are_predicted_from_layers() -> None:
-    """Seven layers of 2 ms alone, and of 3 ms beside one other DNN."""
-    layers = traced().layers()
-    weights = [0.0, 0.0, 2.0, *[0.0] * 12, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    predictor = taught(layers, model=Linear(weights={layer.work.kind: weights for layer in layers}))
-    module = Small()
-    dnn = SimpleNamespace(module=module, example_inputs=lambda: (torch.rand(SHAPE),))
-
-    def task(name: str) -> DnnTask:
-        stages = (lambda carried: (module(*carried),), lambda carried: carried)
-        return DnnTask(name, ("front",), lambda image: (torch.rand(SHAPE),), stages, lambda outputs, size: None)
-
-    tasks = [task("lane"), task("object")]
-    times, speedup, unpredicted = predict_times(
-        dict.fromkeys(("lane", "object"), dnn), tasks, predictor, dict.fromkeys(("lane", "object"), target()), 2
-    )
-    assert times["lane"].jobs_ms == (7.0, 7.0)
-    assert times["lane"].inference_ms > 14.0  # preprocessing and decoding are measured
-    assert speedup == pytest.approx(2 * 14 / 21)
-    assert unpredicted == ()
-    assert Limits(1.0, 1.0, 1).ideal_ms(layers[0].work)[0] == 1e3 * layers[0].work.flops

@@ -6,20 +6,22 @@ Reading it needs no further library and runs no code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from multi_dnn_ros.common.reporting import write_text
-from multi_dnn_ros.models.layers import Layer, LayerWork
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.layers import LayerWork
+from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.planning.checked_file import read_checked
-from multi_dnn_ros.planning.file_model import FileModel
+from multi_dnn_ros.planning.layer_chain import trace_on_cpu
 from multi_dnn_ros.planning.timing import Target
 
 Matrix = NDArray[np.float64]
@@ -35,7 +37,20 @@ _FLOOR_MS = 1e-3
 #: Factor by which a layer may lie outside the trained range of a size.
 _SLACK = 1.5
 _SIZES = ("flops", "bytes_read", "bytes_written", "pixels")
+#: Weights of the linear model: arithmetic, bytes and launches, alone and beside and behind each kind of load.
+_WEIGHTS = 3 * (1 + 2 * len(LOADS))
 Positive = Annotated[float, Field(gt=0.0)]
+Weights = Annotated[list[Annotated[float, Field(ge=0.0)]], Field(min_length=_WEIGHTS, max_length=_WEIGHTS)]
+
+
+class ProfileError(ValueError):
+    """A profile, table or predictor cannot be used; the message names the file, the error and what is expected."""
+
+
+class FileModel(BaseModel):
+    """Content of a file. Immutable; rejects unknown fields and numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -102,20 +117,11 @@ class Linear(FileModel):
     """Milliseconds as a weighted sum of linear_features. weights: by kind of layer."""
 
     regressor: Literal["linear"] = "linear"
-    weights: dict[str, list[Annotated[float, Field(ge=0.0)]]]
-
-    @model_validator(mode="after")
-    def _check(self) -> Linear:
-        count = 3 * (1 + 2 * len(LOADS))
-        wrong = [kind for kind, weights in self.weights.items() if len(weights) != count]
-        if wrong:
-            raise ValueError(f"weights of {wrong[0]}: expected {count} numbers")
-        return self
+    weights: dict[str, Weights]
 
     def predict(self, questions: Sequence[Question], limits: Limits) -> Matrix:
         """Milliseconds; 0 for a kind of layer without weights."""
-        none = [0.0] * (3 * (1 + 2 * len(LOADS)))
-        weights = np.array([self.weights.get(work.kind, none) for work, _ in questions])
+        weights = np.array([self.weights.get(work.kind, [0.0] * _WEIGHTS) for work, _ in questions])
         return np.asarray((linear_features(questions, limits) * weights).sum(axis=1))
 
 
@@ -128,16 +134,17 @@ class Tree(FileModel):
     right: list[int]
     value: list[float]
 
-    @model_validator(mode="after")
-    def _check(self) -> Tree:
-        count = len(self.feature)
-        if {len(self.threshold), len(self.left), len(self.right), len(self.value)} != {count}:
-            raise ValueError("the lists of a tree differ in length")
-        for node, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
-            inner = node < left < count and node < right < count  # children come later, so that every walk ends
-            if (left, right) != (-1, -1) and not (inner and 0 <= feature < len(TREE_FEATURES) + len(KINDS)):
-                raise ValueError(f"node {node} of a tree has the feature {feature} and the children {left}, {right}")
-        return self
+    def predict(self, rows: NDArray[np.float32]) -> Matrix:
+        """(rows,) values."""
+        feature, left, right = np.array(self.feature), np.array(self.left), np.array(self.right)
+        node = np.zeros(len(rows), dtype=np.intp)
+        for _ in feature:  # no path is longer
+            lower = rows[np.arange(len(rows)), feature[node]] <= np.array(self.threshold)[node]
+            below = np.where(lower, left[node], right[node])
+            if (below < 0).all():
+                break
+            node = np.where(below < 0, node, below)
+        return np.array(self.value)[node]
 
 
 class Forest(FileModel):
@@ -149,24 +156,8 @@ class Forest(FileModel):
     def predict(self, questions: Sequence[Question], limits: Limits) -> Matrix:
         """Milliseconds."""
         rows = tree_features(questions).astype(np.float32)  # the dtype of training
-        logs = np.mean([[_leaf(tree, row) for row in rows] for tree in self.trees], axis=0)
+        logs = np.mean([tree.predict(rows) for tree in self.trees], axis=0)
         return np.asarray(floor_ms(questions, limits) * np.exp(logs))
-
-
-class Scores(FileModel):
-    """Median absolute errors relative to the measured time, by method. held_out: what training did not see."""
-
-    held_out: str
-    layer: dict[str, float]
-    network: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """ms: time of each layer. unpredicted: reasons not to use them: what training did not cover."""
-
-    ms: tuple[float, ...]
-    unpredicted: tuple[str, ...]
 
 
 class Predictor(FileModel):
@@ -176,7 +167,7 @@ class Predictor(FileModel):
     each size. loads: by kind, the highest trained level.
     """
 
-    format: Literal["multi_dnn_ros predictor 3"] = "multi_dnn_ros predictor 3"
+    format: Literal["multi_dnn_ros predictor 4"] = "multi_dnn_ros predictor 4"
     device: str
     backend: str
     threads: int = Field(ge=0)
@@ -186,50 +177,48 @@ class Predictor(FileModel):
     ranges: dict[str, dict[str, tuple[float, float]]]
     loads: dict[str, int]
     model: Annotated[Linear | Forest, Field(discriminator="regressor")]
-    scores: list[Scores] = Field(default_factory=list)
-    provenance: dict[str, Any] = Field(default_factory=dict)
 
-    def predict(self, layers: Sequence[Layer], load: Load | None = None, target: Target | None = None) -> Prediction:
-        """Milliseconds of each layer under `load`; 0 for views. target: where they will run, which is checked."""
-        load = load or Load()
-        timed = [(index, layer.work) for index, layer in enumerate(layers) if layer.work.kind != "view"]
-        times = [0.0] * len(layers)
-        if timed:
-            limits = Limits(self.flops_per_s, self.bytes_per_s, self.spare)
-            found = self.model.predict([(work, load) for _, work in timed], limits)
-            for (index, _), ms in zip(timed, found, strict=True):
-                times[index] = float(ms)
-        reasons = [*self._other_target(target), *(reason for _, work in timed for reason in self._other_layer(work))]
+    def predict(self, works: Sequence[LayerWork], load: Load, target: Target) -> tuple[float, tuple[str, ...]]:
+        """Milliseconds of these layers together under `load`, and the reasons why they cannot be predicted.
+
+        target: where they run, which is checked.
+        """
+        timed = [work for work in works if work.kind != "view"]
+        limits = Limits(self.flops_per_s, self.bytes_per_s, self.spare)
+        ms = float(self.model.predict([(work, load) for work in timed], limits).sum()) if timed else 0.0
+        pairs = ((self.device, target.device_name), (self.backend, target.served_by or target.backend))
+        reasons = [f"it was trained on '{trained}'; this is '{here}'" for trained, here in pairs if trained != here]
+        reasons += [reason for work in timed if (reason := self._other_layer(work))]
         if load.level > self.loads.get(load.kind, 0):
             reasons.append(f"a load of {load} exceeds the highest trained level, {self.loads.get(load.kind, 0)}")
-        return Prediction(tuple(times), tuple(dict.fromkeys(reasons)))
+        return ms, tuple(dict.fromkeys(reasons))
 
-    def _other_target(self, target: Target | None) -> list[str]:
-        if target is None:
-            return []
-        backend = target.served_by or target.backend
-        pairs = ((self.device, target.device_name), (self.backend, backend))
-        return [f"it was trained on '{trained}'; this is '{here}'" for trained, here in pairs if trained != here]
+    def predict_dnn(self, dnn: Dnn, target: Target, beside: int) -> tuple[float, tuple[str, ...]]:
+        """As predict(), for one image of a DNN, without preprocessing and decoding, while `beside` other DNNs run."""
+        module = dnn.module.to_torch() if isinstance(dnn.module, OnnxNetwork) else dnn.module
+        layers = trace_on_cpu(module, dnn.example_inputs()).layers(target.dtype)
+        return self.predict([layer.work for layer in layers], Load("dnn", beside) if beside else Load(), target)
 
-    def _other_layer(self, work: LayerWork) -> list[str]:
+    def _other_layer(self, work: LayerWork) -> str:
         if work.kind not in self.ranges:
-            return [f"it was not trained for {work.kind} layers"]
+            return f"it was not trained for {work.kind} layers"
         for name, (low, high) in self.ranges[work.kind].items():
             value = getattr(work, name)
             if not low / _SLACK <= value <= high * _SLACK:
                 what = name.replace("_", " ")
-                return [f"{work.kind} layer of {value:,} {what}; trained range: {low:,.0f} to {high:,.0f}"]
-        return []
+                return f"{work.kind} layer of {value:,} {what}; trained range: {low:,.0f} to {high:,.0f}"
+        return ""
 
 
 def trained_ranges(works: Sequence[LayerWork]) -> dict[str, dict[str, tuple[float, float]]]:
     """Ranges of sizes by kind of layer, for Predictor; without views, which are not predicted."""
-    kinds: Mapping[str, list[LayerWork]] = {kind: [work for work in works if work.kind == kind] for kind in KINDS}
-    return {
-        kind: {name: (min(values), max(values)) for name in _SIZES if (values := [getattr(w, name) for w in of_kind])}
-        for kind, of_kind in kinds.items()
-        if of_kind and kind != "view"
-    }
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for work in works:
+        for name in _SIZES if work.kind != "view" else ():
+            value, ranges = getattr(work, name), found.setdefault(work.kind, {})
+            low, high = ranges.get(name, (value, value))
+            ranges[name] = min(low, value), max(high, value)
+    return found
 
 
 def write_predictor(path: Path, predictor: Predictor) -> None:
@@ -238,12 +227,17 @@ def write_predictor(path: Path, predictor: Predictor) -> None:
 
 
 def read_predictor(path: Path) -> Predictor:
-    """Read a file written by `multi-dnn profile learn`. Raises ProfileError that names the file and the error."""
-    return read_checked(path, Predictor, "predictor", "multi-dnn profile learn")
+    """Read a file of `multi-dnn profile learn`. Raises ProfileError that names the file and the error.
 
-
-def _leaf(tree: Tree, row: NDArray[np.float32]) -> float:
-    node = 0
-    while tree.left[node] >= 0:
-        node = tree.left[node] if row[tree.feature[node]] <= tree.threshold[node] else tree.right[node]
-    return tree.value[node]
+    Only data is read; nothing in the file is executed.
+    """
+    try:
+        return Predictor.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ProfileError(f"{path}: not a predictor of multi-dnn profile learn: {reason}") from None
