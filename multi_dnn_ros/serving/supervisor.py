@@ -251,9 +251,6 @@ class Supervisor:
         late = [dnn for dnn, at in engine.state.running_jobs().items() if elapsed_s(at) > self._job_timeout_s]
         if late:
             return f"hung: a job of DNN {', '.join(late)} {limit}"
-        image_ns = engine.state.image_ns()
-        if image_ns and elapsed_s(image_ns) > self._job_timeout_s:
-            return f"hung: decoding an image {limit}"
         if engine.retired and elapsed_s(engine.since_ns) > self._drain_s:
             return f"hung: it did not finish its frames within {self._drain_s:g} s"
         return ""

@@ -21,7 +21,6 @@ from multi_dnn_ros.settings.schema import DnnConfig
 if TYPE_CHECKING:
     import torch
 
-    from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.graph_plan import JobPlan
     from multi_dnn_ros.planning.predictor import Predictor
@@ -35,8 +34,7 @@ class Pipeline:
     """Everything that the configuration builds.
 
     dnns: by name, for labels and thresholds. predictor: predicts layer times, from parameter `predictor`; None: not
-    set. jpeg_decoder: decodes JPEG files on the device; set when the DNNs are configured. None: they are decoded on the
-    CPU.
+    set.
     """
 
     device: torch.device
@@ -44,7 +42,6 @@ class Pipeline:
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
     predictor: Predictor | None = None
-    jpeg_decoder: JpegDecoder | None = None
 
     @property
     def servers(self) -> int:
