@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, node_times_ms
 from multi_dnn_ros.planning.clock import median_s
 from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH
+from multi_dnn_ros.planning.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.cut import NodeCost

@@ -132,7 +132,7 @@ class _Builder:
         backend = choose_backend(
             settings.backend, self._device, settings.precision, dnn=dnn.name, progress=self._progress,
             calibration=lambda: _calibration(dnn, settings), single_launch=self._single_launch,
-            branches=str(settings.branches or "auto"), providers=settings.providers,
+            branches=settings.branches, providers=settings.providers,
         )  # fmt: skip
         if isinstance(dnn.module, OnnxNetwork):
             predicted = None if self._predictor is None else lambda: self._predicted_ms(dnn, settings)

@@ -353,7 +353,7 @@ def test_branches_without_effect_are_a_warning() -> None:
         "same time on a GPU with backend cuda_graph or inductor"
     )
     (problem,) = read_parameters({**flat, "dnn.object.branches": 9}).problems
-    assert "dnn.object.branches is 9; allowed: int, 0 to 8" in problem
+    assert "dnn.object.branches is 9; allowed: int, 1 to 8" in problem
 
 
 def test_execution_providers_must_fit_device_precision_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:

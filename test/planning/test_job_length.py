@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from multi_dnn_ros.graph.job_length import MAX_JOBS, job_length
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.partition import fewest_runs, partition
+from multi_dnn_ros.planning.job_length import MAX_JOBS, job_length
 
 # Integers: their sums are exact in any order.
 costs = st.lists(st.integers(0, 20).map(float), min_size=1, max_size=12)
