@@ -11,7 +11,6 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.stream_graph import StreamGraph
-from multi_dnn_ros.backends.stream_priority import capture_stream
 
 #: Calls before the capture, in which libraries choose their algorithms and allocate workspaces.
 _WARM_UP_CALLS = 3
@@ -50,6 +49,17 @@ def capture_on(device: torch.device) -> Callable[[Launch], Launch]:
         return replay
 
     return capture
+
+
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for captures: the calling thread's current stream, or a new one instead of the default stream, which
+    cannot capture.
+
+    The kernels of a graph keep the SMs of the capture stream, whichever stream the graph is launched on; their priority
+    is that of the launching stream (see StreamGraph).
+    """
+    stream = torch.cuda.current_stream(device)
+    return torch.cuda.Stream(device) if stream == torch.cuda.default_stream(device) else stream
 
 
 def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Stream) -> StreamGraph:

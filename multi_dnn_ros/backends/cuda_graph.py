@@ -7,30 +7,29 @@ one launch of a few microseconds, and its memory is allocated at capture time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.branch_choice import check_repeatable
-from multi_dnn_ros.backends.branched_graph import BranchStreams, CudaStreams, streams_used
-from multi_dnn_ros.backends.branched_segments import SegmentCompiler
-from multi_dnn_ros.backends.branched_stages import BranchedStages
-from multi_dnn_ros.backends.capture import capture_graph
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.branched_graph import CudaStreams, branches_of, compile_segments, with_branches
+from multi_dnn_ros.backends.branches import SerialGraphError
+from multi_dnn_ros.backends.capture import capture_graph, capture_stream
 from multi_dnn_ros.backends.captured_network import CapturedNetwork
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.gates import GateError
-from multi_dnn_ros.backends.gpu_time import gpu_ms
-from multi_dnn_ros.backends.green_contexts import current_sms
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.static_stages import copy_to
-from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.common.errors import summarize_error
 
 log = logging.getLogger(__name__)
+
+#: Comparisons of two runs with the same input, each after a run with another input.
+_REPEATS = 8
 
 
 class CudaGraph:
@@ -43,8 +42,8 @@ class CudaGraph:
     tolerance: largest error of a captured stage compared with the stage itself, relative to the scale of its results.
     kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: capture all
     stages as one graph, with gates in between; `prepare` then returns it as the only stage, a CapturedNetwork, unless
-    that fails. branches: parameter `dnn.<dnn>.branches`; "1" unless the kernels are eager or `compiler` is
-    given. compiler: compiles the branches of stages that `kernels` has compiled.
+    that fails. branches: parameter `dnn.<dnn>.branches`; without effect unless the kernels are eager or
+    `compile_segment` is given, see compile_segments().
     """
 
     def __init__(
@@ -54,15 +53,17 @@ class CudaGraph:
         kernels: Backend | None = None,
         dnn: str = "",
         single_launch: bool = False,
-        branches: str = "1",
-        compiler: SegmentCompiler | None = None,
+        branches: int = 1,
+        compile_segment: Callable[[Stage, Tensors], Stage] | None = None,
+        progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._tolerance = tolerance
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
         self._single_launch = single_launch
         self._branches = branches
-        self._compiler = compiler
+        self._compile_segment = compile_segment
+        self._progress = progress
 
     def prepare(
         self,
@@ -186,29 +187,41 @@ class CudaGraph:
     def _with_branches(
         self, title: str, stage: Stage, source: torch.nn.Module, carried: Tensors, stream: torch.cuda.Stream
     ) -> Stage:
+        """`source` with its branches on several streams, if that is wanted and there are any; otherwise `stage`."""
         is_compiled = stage is not source
-        if self._branches == "1" or (is_compiled and self._compiler is None):
+        if self._branches == 1 or (is_compiled and self._compile_segment is None):
             return stage
-
-        def capture(candidate: Stage) -> Captured:
-            pool = torch.cuda.graph_pool_handle()  # a separate one, so that a rejected candidate frees its memory
-            expected_of = stage if candidate is stage else source
-            return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=expected_of)
-
-        def make_streams(count: int) -> BranchStreams:
-            return CudaStreams(stream, count)
-
-        device = stream.device
-        # The tolerance tells float32 with TF32 from float32 without it, which the stage does not show.
-        name = f"{torch.cuda.get_device_name(device)}, {current_sms(device)} SMs, tolerance {self._tolerance}"
-        compiler = self._compiler if is_compiled else None
-        name += ", compiled segments" if compiler else ", groups of operations"
-        branched_stages = BranchedStages(self._branches, make_streams, capture, gpu_ms, compiler=compiler)
         try:
-            return branched_stages.choose(title, stage, source, carried, name)
-        finally:
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
+            parallel = with_branches(source, self._branches, partial(CudaStreams, stream), fuses=is_compiled)
+        except SerialGraphError as error:
+            log.info("%s runs on one stream: %s", title, error)
+            return stage
+        if parallel is None:
+            return stage
+        if is_compiled and self._compile_segment is not None:
+            compile_segments(title, parallel, carried, self._compile_segment, self._progress)
+        return parallel
+
+
+def check_repeatable(stage: Stage, inputs: Tensors) -> None:
+    """Raise ValueError unless runs with the same input give bit-equal results, with other inputs in between.
+
+    inputs: example inputs; noise of their shapes is used. An operation that overwrites memory which another branch
+    still reads would show here.
+    """
+    image = noise_like(inputs)
+    other = tuple(-2.0 * tensor if tensor.is_floating_point() else tensor for tensor in image)
+    expected = tuple(tensor.clone() for tensor in stage(image))
+    for _ in range(_REPEATS):
+        stage(other)
+        for index, (result, right) in enumerate(zip(stage(image), expected, strict=True)):
+            same = (result.shape, result.dtype) == (right.shape, right.dtype)
+            if not same or not torch.equal(_bits(result), _bits(right)):  # NaN is equal to itself, too
+                raise ValueError(f"result {index} differs between two runs with the same input")
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 class Captured:
@@ -231,7 +244,8 @@ class Captured:
     ) -> None:
         self.stage = stage  # kept alive: the graph reads its parameters
         self.pool, self.stream = pool, stream
-        self.streams = streams_used(stage)
+        branched = branches_of(stage)
+        self.streams = 1 if branched is None else branched.plan.streams
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         reference = stage if expected_of is None else expected_of
         expected = tuple(tensor.clone() for tensor in reference(carried))

@@ -21,7 +21,6 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
@@ -86,7 +85,7 @@ class Inductor:
         return tuple(ready)
 
     def compile_segment(self, segment: Stage, inputs: Tensors) -> Stage:
-        """Compile a part of a stage that prepare() has compiled, and compare; see SegmentCompiler."""
+        """Compile a part of a stage that prepare() has compiled, and compare; see compile_segments()."""
         with torch.inference_mode():
             expected = segment(inputs)
         return _compile(segment, inputs, expected, self._tolerance)
@@ -201,7 +200,7 @@ def _make(request: BackendRequest) -> Backend:
         return compiled
     return CudaGraph(
         request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch,
-        branches=request.branches, compiler=SegmentCompiler(compiled.compile_segment, request.progress),
+        branches=request.branches, compile_segment=compiled.compile_segment, progress=request.progress,
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.capture import capture_stream
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_working
-from multi_dnn_ros.backends.stream_priority import capture_stream
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.onnx_cut import Part

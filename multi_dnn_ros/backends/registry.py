@@ -32,8 +32,8 @@ class BackendRequest:
     messages. progress: called with a line for each slow step. precision: value of the parameter `dnn.<dnn>.precision`.
     calibration: returns the DNN's inputs for images of its camera; always given with int8. single_launch: on a CPU,
     whether to prepare all stages as one call, too (see static_stages.single_launches); on a GPU, whether to capture
-    them as one graph. branches: the parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend
-    without branches on this device. providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error
+    them as one graph. branches: the parameter `dnn.<dnn>.branches`; 1 for a backend without branches on this device.
+    providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error
     if none of `providers` works, instead of running another backend.
     """
 
@@ -45,7 +45,7 @@ class BackendRequest:
     precision: str = "auto"
     calibration: Callable[[], Sequence[Tensors]] | None = None
     single_launch: bool = False
-    branches: str = "1"
+    branches: int = 1
     providers: tuple[str, ...] = ()
     required: bool = False
 

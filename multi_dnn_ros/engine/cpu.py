@@ -1,7 +1,10 @@
-"""Runs inferences on a CPU: job by job, in the threads of the DNNs."""
+"""Runs inferences on a CPU: job by job, in the threads of the DNNs, which wait in one queue for a slot."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import threading
 from collections.abc import Callable, Sequence
 
 from multi_dnn_ros.backends import Stage, Tensors
@@ -10,19 +13,22 @@ from multi_dnn_ros.backends.host import CPU
 from multi_dnn_ros.backends.host import inference as inference_mode
 from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.inference import STOPPED, Inference
-from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.policies import Policy
-from multi_dnn_ros.engine.slots import Slots
+from multi_dnn_ros.engine.reports import Observer
 from multi_dnn_ros.engine.task import DnnTask
 
 
 class CpuRunner:
-    """Runs an inference to its end in the calling thread, which waits in the queue of `slots` before each job.
+    """Runs an inference to its end in the calling thread, which holds one of a number of slots while it runs a job.
+
+    Jobs that wait for a slot are ordered by the policy. Between two jobs a thread passes its slot on if another job
+    comes first, so the jobs of all DNNs are in one queue (Kim, Kim, Kim 2022, section 3.2), and handing over wakes one
+    thread. A DNN has at most one inference in progress, so the queue needs no size limit.
 
     A frame runs as one call of the whole network, which costs less than its jobs, while nobody waits and if nobody can
     have to overtake it: no other DNN by the policy, or each DNN has a slot.
 
-    workers: number of jobs that run at the same time. tasks: returns all tasks with their current settings.
+    workers: number of slots. tasks: returns all tasks with their current settings.
     """
 
     def __init__(
@@ -33,28 +39,71 @@ class CpuRunner:
         clock: Callable[[], int],
         observer: Observer,
     ) -> None:
-        self._workers = workers
+        self._workers = self._free = workers
         self._policy = policy
         self._tasks = tasks
         self._clock = clock
         self._observer = observer
-        self._slots = Slots(workers, policy, clock)
+        self._lock = threading.Lock()
+        # Key, number, and a lock that its thread waits for and that is released to wake it.
+        self._waiting: list[tuple[int, int, threading.Lock]] = []
+        self._numbers = itertools.count()
+        self._closed = False
 
     def run(self, inference: Inference) -> None:
         """Run the inference. An error, or the engine's end, is left in its `drop_cause`."""
-        if not self._slots.acquire(inference):
+        if not self._has_slot(inference, 0):
             inference.drop_cause = STOPPED
             return
         try:
             with inference_mode():
                 self._run(inference)
         finally:
-            if inference.drop_cause is not STOPPED:
-                self._slots.release()
+            self._release()
 
     def close(self) -> None:
         """Let the frames that wait for a slot end without a result."""
-        self._slots.close()
+        with self._lock:
+            self._closed = True
+            waiting, self._waiting = self._waiting, []
+        for _, _, turn in waiting:
+            turn.release()
+
+    # -- the slots
+
+    def _has_slot(self, inference: Inference, job: int) -> bool:
+        """Wait for a slot, or between two jobs pass it on and wait for another one if a waiting job comes before.
+
+        job: index of the next job. False if the engine has stopped.
+        """
+        queued_ns = self._clock()
+        key = self._policy.key(inference, queued_ns, job)
+        with self._lock:
+            if self._closed:
+                return False
+            if not job and self._free:  # then nobody waits
+                self._free -= 1
+                return True
+            if job and (not self._waiting or self._waiting[0][0] > key):
+                return True
+            turn = threading.Lock()
+            turn.acquire()
+            heapq.heappush(self._waiting, (key, next(self._numbers), turn))
+            if job:
+                heapq.heappop(self._waiting)[2].release()
+        turn.acquire()
+        inference.queue_ns += self._clock() - queued_ns
+        return not self._closed
+
+    def _release(self) -> None:
+        """Give the slot to the first waiting job."""
+        with self._lock:
+            if self._waiting:
+                heapq.heappop(self._waiting)[2].release()
+            else:
+                self._free += 1
+
+    # -- the jobs
 
     def _run(self, inference: Inference) -> None:
         name = inference.task.name
@@ -68,7 +117,7 @@ class CpuRunner:
                 if job:
                     self._observer.ended(name)
                     observed = False
-                    if not self._slots.keep(inference, job):
+                    if not self._has_slot(inference, job):
                         inference.drop_cause = STOPPED
                         return
                     self._observer.began(name)
@@ -76,7 +125,7 @@ class CpuRunner:
                 begin = self._clock()
                 carried = stage(carried)
                 inference.compute_ns += self._clock() - begin
-            inference.rows = split_rows(carried, sum(item.drop_cause is None for item in inference.items))
+            inference.rows = split_rows(carried, len(inference.remaining))
         except BaseException as error:  # whatever error a DNN raises, the thread must continue
             if is_device_failure(error):  # of a device that a backend uses, such as an accelerator of ONNX Runtime
                 self._observer.device_failed(name, error)
@@ -99,7 +148,7 @@ class CpuRunner:
         return stack_inputs(images, stages[0]), stages
 
     def _may_run_whole(self, task: DnnTask) -> bool:
-        if self._slots.has_waiting:
+        if self._waiting:  # without the lock: may be out of date
             return False
         others = [other for other in self._tasks() if other.name != task.name]
         return self._workers > len(others) or not any(self._policy.may_overtake(other, task) for other in others)

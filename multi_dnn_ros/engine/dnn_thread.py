@@ -5,33 +5,33 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.health import Health
-from multi_dnn_ros.engine.inference import DropCause, Inference, Item
-from multi_dnn_ros.engine.observer import Observer
-from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
-from multi_dnn_ros.engine.waiting import BatchDelay, Mailboxes
+from multi_dnn_ros.engine.inference import DropCause, Inference
+from multi_dnn_ros.engine.reports import Callbacks, Failure, Observer, call_and_log_errors
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 
 log = logging.getLogger(__name__)
 
 #: Reasons of drops that the DNN itself causes; too many such drops in a row disable it.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
+#: Seconds until a disabled DNN is retried, by number of earlier retries; the last value applies to all further ones.
+RETRY_DELAYS_S = (10.0, 60.0, 600.0)
 
 
 class DnnThread(threading.Thread):
     """The DNN model thread of the paper (Kim, Kim, Kim 2022).
 
     One lock guards all shared state. Callbacks and decoding run without the lock, so a slow receiver delays this DNN
-    only. Every offered frame ends as one result or one drop; the engine keeps no counts.
+    only. Every offered frame ends as one result or one drop; the engine keeps no counts. Each camera has a mailbox for
+    its newest frame; the mailboxes are emptied round-robin.
 
-    max_failures: consecutive failures that disable the DNN. run: runs an inference to its end, in this thread; an error
-    is left in its `drop_cause`. None: another thread calls `take` and `finished`, and `wake` is called when a frame
-    waits. ahead: inferences that may have been taken and not yet finished. observer: its methods are called before and
-    after decoding.
+    max_failures: consecutive failures that disable the DNN; during a retry a single failure does. run: runs an
+    inference to its end, in this thread; an error is left in its `drop_cause`. None: another thread calls `take` and
+    `finished`, and `wake` is called when a frame waits. ahead: inferences that may have been taken and not yet
+    finished. observer: its methods are called before and after decoding.
     """
 
     def __init__(
@@ -58,13 +58,18 @@ class DnnThread(threading.Thread):
         self._wake = threading.Condition(self._lock)  # this thread waits here
         # Waited on by submit() for an empty mailbox and by wait_idle() for the end of all work.
         self._idle_or_room = threading.Condition(self._lock)
-        self._waiting = Mailboxes(task.cameras)
-        self._batch_delay = BatchDelay(task.max_batch, task.batch_delay_ns, clock)
-        self._health = Health(max_failures, clock)
-        self._in_progress: set[Item] = set()  # taken, and neither published nor dropped
+        self._mailboxes: dict[str, Frame] = {}  # the frames that wait, by camera
+        self._turns = deque(task.cameras)  # the camera served last is at the end
+        self._delay_until_ns: int | None = None  # while the idle DNN waits for frames of further cameras
+        self._in_progress: set[Frame] = set()  # taken, and neither published nor dropped
         self._taken = 0  # inferences that are not finished
         self._finished: deque[Inference] = deque()  # not yet published
         self._closed = False
+        self._max_failures = max_failures
+        self._failures = 0  # consecutive
+        self._retries = 0
+        self._disabled = ""  # why the DNN accepts no frames
+        self._retry_ns: int | None = None  # when a disabled DNN is retried; None: never
 
     # -- called from other threads
 
@@ -78,7 +83,7 @@ class DnnThread(threading.Thread):
         """Wait until the camera's mailbox is empty, then offer the frame. False on timeout."""
 
         def has_room() -> bool:
-            return self._closed or self._health.disabled is not None or self._waiting.is_empty(frame.camera)
+            return self._closed or frame.camera not in self._mailboxes or bool(self._why_disabled())
 
         with self._lock:
             if not self._idle_or_room.wait_for(has_room, timeout_s):
@@ -89,7 +94,7 @@ class DnnThread(threading.Thread):
 
     def take(self) -> Inference | None:
         """The next inference. None if no frame waits, or if as many inferences as allowed are taken."""
-        if not self._waiting:  # without the lock: this is asked very often
+        if not self._mailboxes:  # without the lock: this is asked very often
             return None
         with self._lock:
             inference, too_old = self._take() if self._can_start() else (None, [])
@@ -98,10 +103,10 @@ class DnnThread(threading.Thread):
 
     def delay_s(self) -> float | None:
         """Seconds until `take` may return an inference; None: not before another frame arrives or one is finished."""
-        waiting = len(self._waiting)
+        waiting = len(self._mailboxes)
         if not waiting or self._taken >= self._ahead or (self._taken and waiting < self.task.max_batch):
             return None
-        return self._batch_delay.remaining_s() or 0.0
+        return self._remaining_delay_s() or 0.0
 
     def finished(self, inference: Inference) -> None:
         """Receive an inference that has ended, to decode and publish its outputs."""
@@ -111,9 +116,10 @@ class DnnThread(threading.Thread):
             self._wake.notify()
 
     def fail(self, message: str) -> None:
-        """Disable the DNN, and drop the frames that are waiting or in progress."""
+        """Disable the DNN for ever, because a thread of the engine ended, and drop all its frames."""
         with self._lock:
-            self._health.thread_ended(message)
+            self._failures += 1
+            self._retry_ns, self._disabled = None, f"disabled because its thread ended: {message}"
             drops = self._drop_in_progress(DropReason.DNN_ERROR, message)
             failure = self._failure(message, drops)
             self._idle_or_room.notify_all()
@@ -134,14 +140,13 @@ class DnnThread(threading.Thread):
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress. False on timeout."""
         with self._lock:
-            return self._idle_or_room.wait_for(lambda: not self._in_progress and not self._waiting, timeout_s)
+            return self._idle_or_room.wait_for(lambda: not self._in_progress and not self._mailboxes, timeout_s)
 
-    def close(self, *, drop_waiting: bool) -> None:
-        """Accept no more frames, and end once those in progress are finished."""
-        message = "the engine stopped while the frame was waiting"
+    def close(self) -> None:
+        """Drop the waiting frames, accept no more, and end once those in progress are finished."""
         with self._lock:
             self._closed = True
-            drops = self._drop_waiting(DropReason.SHUTDOWN, message) if drop_waiting else []
+            drops = self._drop_waiting(DropReason.SHUTDOWN, "the engine stopped while the frame was waiting")
             self._wake.notify()
             self._idle_or_room.notify_all()
         self._report(drops)
@@ -174,9 +179,9 @@ class DnnThread(threading.Thread):
         while True:
             with self._lock:
                 while not self._finished and not (starts := self._run is not None and self._can_start()):
-                    if self._closed and not self._in_progress and not self._waiting:
+                    if self._closed and not self._in_progress:
                         return None
-                    self._wake.wait(None if self._run is None else self._batch_delay.remaining_s())
+                    self._wake.wait(None if self._run is None else self._remaining_delay_s())
                 if self._finished:
                     return self._finished.popleft()
             inference = self.take() if starts else None
@@ -187,66 +192,82 @@ class DnnThread(threading.Thread):
 
     def _publish_all(self, inference: Inference) -> None:
         """Decode and publish the outputs, or report the drops."""
-        begin = self._clock()
-        row = 0
-        for item in inference.items:
-            if item.drop_cause is not None:
-                self._drop_items([item], item.drop_cause)
-            elif inference.drop_cause is None:
-                if row:
-                    begin = self._clock()
-                self._publish(inference, item, row, begin)
-                row += 1
-        inference.rows = []
+        for frame, cause in inference.failed.items():
+            self._drop_frames([frame], cause)
         if inference.drop_cause is not None:
-            self._drop_items([item for item in inference.items if item.drop_cause is None], inference.drop_cause)
-
-    def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
-        self._observer.began(self.task.name)
-        result = inference.decode(item, row, begin_ns, self._clock)
-        self._observer.ended(self.task.name)
-        if item not in self._in_progress:  # dropped by abandon()
+            self._drop_frames(inference.remaining, inference.drop_cause)
             return
-        if result is not None:
+        rows, inference.rows = inference.rows, []
+        for frame, outputs in zip(inference.remaining, rows, strict=False):  # a batch on a GPU is padded
+            failed: DropCause | None = None
+            self._observer.began(self.task.name)
+            begin_ns, output = self._clock(), None
             try:
-                self._callbacks.on_result(result)
-            except BaseException as error:  # a receiver that raises must not end the thread
-                item.drop_cause = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
-        if item.drop_cause is not None:
-            self._drop_items([item], item.drop_cause)
-            return
+                output = inference.task.decode(outputs, frame.size)
+            except BaseException as error:  # whatever a decoder raises, sys.exit() included, the thread must continue
+                failed = DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}"
+            self._observer.ended(self.task.name)
+            if failed is None:
+                failed = self._publish(inference, frame, output, begin_ns)
+            if failed is not None:
+                self._drop_frames([frame], failed)
+
+    def _publish(self, inference: Inference, frame: Frame, output: object, begin_ns: int) -> DropCause | None:
+        """Pass a result to the receiver; returns why that failed."""
+        end_ns = self._clock()
+        # Positional: keywords take twice as long, and the next inference may be waiting for these results.
+        timing = Timing(
+            frame.received_ns, inference.started_ns, end_ns, inference.pre_ns, inference.queue_ns, inference.compute_ns,
+            end_ns - begin_ns, len(inference.frames), frame.decode_ns,
+        )  # fmt: skip
+        if frame not in self._in_progress:  # dropped by abandon()
+            return None
+        try:
+            self._callbacks.on_result(Result(inference.task.name, frame, output, timing))
+        except BaseException as error:  # a receiver that raises must not end the thread
+            return DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}"
         with self._lock:
-            if item in self._in_progress:
-                self._in_progress.discard(item)
-                self._health.succeeded()
+            if frame in self._in_progress:
+                self._in_progress.discard(frame)
+                self._failures = self._retries = 0
             self._idle_or_room.notify_all()
+        return None
 
     # -- under the lock
 
     def _can_start(self) -> bool:
-        waiting = len(self._waiting)
+        waiting, max_batch = len(self._mailboxes), self.task.max_batch
         if not waiting or self._taken >= self._ahead:
-            self._batch_delay.reset()
+            self._delay_until_ns = None
             return False
         if self._taken:  # the device works: a batch that is not full can still grow
-            return waiting >= self.task.max_batch
-        return self._closed or self._batch_delay.should_start(waiting)
+            return waiting >= max_batch
+        if waiting >= max_batch or not self.task.batch_delay_ns:
+            return True
+        if self._delay_until_ns is None:
+            self._delay_until_ns = self._clock() + self.task.batch_delay_ns
+        return self._clock() >= self._delay_until_ns
+
+    def _remaining_delay_s(self) -> float | None:
+        """Seconds until a batch that is not full starts; None: none waits."""
+        until_ns = self._delay_until_ns
+        return None if until_ns is None else max(0, until_ns - self._clock()) / 1e9
 
     def _put_frame(self, frame: Frame) -> list[Drop]:
         """Store the frame. Returns the drop of the frame that it replaces, or its own if it is refused."""
         if self._closed:
             return [self._drop(frame, DropReason.SHUTDOWN, "the engine is stopping")]
-        if (disabled := self._health.disabled) is not None:
+        if disabled := self._why_disabled():
             return [self._drop(frame, DropReason.DISABLED, disabled)]
-        old = self._waiting.put(frame)
+        old = self._mailboxes.get(frame.camera)
+        self._mailboxes[frame.camera] = frame
         if self._run is None:
             self._wake_runner()
         else:
             self._wake.notify()
         if old is None:
             return []
-        message = "a newer frame replaced it before the DNN started on it"
-        return [self._drop(old, DropReason.OVERWRITTEN, message)]
+        return [self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")]
 
     def _take(self) -> tuple[Inference | None, list[Drop]]:
         """Returns the next inference, and the drops of the frames that exceeded the maximum age.
@@ -254,51 +275,73 @@ class DnnThread(threading.Thread):
         The inference is None if all waiting frames were too old.
         """
         now, task = self._clock(), self.task
-        items: list[Item] = []
+        frames: list[Frame] = []
         too_old: list[Drop] = []
-        while len(items) < task.max_batch and (frame := self._waiting.take()) is not None:
+        while len(frames) < task.max_batch and self._mailboxes:
+            camera = next(camera for camera in self._turns if camera in self._mailboxes)
+            self._turns.remove(camera)
+            self._turns.append(camera)
+            frame = self._mailboxes.pop(camera)
             if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
                 too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
             else:
-                items.append(Item(frame))
-        self._batch_delay.reset()
+                frames.append(frame)
+        self._delay_until_ns = None
         self._idle_or_room.notify_all()  # submit() may wait for an empty mailbox
-        if not items:
+        if not frames:
             return None, too_old
-        self._in_progress.update(items)
+        self._in_progress.update(frames)
         self._taken += 1
-        return Inference(task, tuple(items), task.priority, task.deadline_ns, now), too_old
+        return Inference(task, tuple(frames), now), too_old
 
     def _drop_waiting(self, reason: DropReason, message: str) -> list[Drop]:
-        return [self._drop(frame, reason, message) for frame in self._waiting.clear()]
+        frames, self._mailboxes = self._mailboxes, {}
+        return [self._drop(frame, reason, message) for frame in frames.values()]
 
     def _drop_in_progress(self, reason: DropReason, message: str) -> list[Drop]:
-        items, self._in_progress = self._in_progress, set()
-        return [self._drop(item.frame, reason, message) for item in items]
+        frames, self._in_progress = self._in_progress, set()
+        return [self._drop(frame, reason, message) for frame in frames]
 
     def _drop(self, frame: Frame, reason: DropReason, message: str) -> Drop:
         return Drop(self.task.name, frame, reason, message)
 
+    # -- failures
+
+    def _why_disabled(self) -> str:
+        """Why the DNN accepts no frames; empty: it accepts them, possibly as a retry."""
+        if self._retry_ns is not None and self._clock() >= self._retry_ns:
+            self._disabled, self._retry_ns = "", None
+        return self._disabled
+
+    def _count_failure(self, message: str) -> None:
+        """A frame, or a batch of frames, was dropped because of the DNN. Disables it after too many in a row."""
+        self._failures += 1
+        if not self._why_disabled() and (self._retries or self._failures >= self._max_failures):
+            pause_s = RETRY_DELAYS_S[min(self._retries, len(RETRY_DELAYS_S) - 1)]
+            self._retries += 1
+            self._retry_ns = self._clock() + round(pause_s * 1e9)
+            self._disabled = (
+                f"disabled after {self._failures} failures in a row, next retry in {pause_s:g} s; last error: {message}"
+            )
+
     def _failure(self, message: str, drops: list[Drop]) -> Failure:
         """The report of a failure that was counted. If it disables the DNN, the waiting frames are added to `drops`."""
-        health = self._health
-        disabled = health.disabled
-        if disabled is not None:
+        reason = self._why_disabled()
+        if reason:
             drops += self._drop_waiting(DropReason.DISABLED, message)
-        return Failure(self.task.name, message, health.failures, disabled is not None, disabled or "", health.retry_s())
+        retry_s = None if self._retry_ns is None else max(0.0, (self._retry_ns - self._clock()) / 1e9)
+        return Failure(self.task.name, message, self._failures, bool(reason), reason, retry_s)
 
-    # -- reports
-
-    def _drop_items(self, items: Iterable[Item], cause: DropCause) -> None:
-        """Drop items with a common cause. If the DNN caused it, they count as one failure."""
+    def _drop_frames(self, frames: Sequence[Frame], cause: DropCause) -> None:
+        """Drop frames with a common cause. If the DNN caused it, they count as one failure."""
         reason, message = cause
         failure = None
         with self._lock:
-            dropped = [item for item in items if item in self._in_progress]
+            dropped = [frame for frame in frames if frame in self._in_progress]
             self._in_progress.difference_update(dropped)
-            drops = [self._drop(item.frame, reason, message) for item in dropped]
+            drops = [self._drop(frame, reason, message) for frame in dropped]
             if dropped and reason in FAILURES:
-                self._health.failed(message)
+                self._count_failure(message)
                 failure = self._failure(message, drops)
             self._idle_or_room.notify_all()
         self._report(drops, failure)

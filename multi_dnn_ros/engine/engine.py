@@ -11,9 +11,8 @@ from multi_dnn_ros.backends.host import CPU
 from multi_dnn_ros.engine.cpu import CpuRunner
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
-from multi_dnn_ros.engine.reports import Callbacks, Failure
+from multi_dnn_ros.engine.reports import Callbacks, Failure, Observer
 from multi_dnn_ros.engine.task import DnnTask, Drop, Result
 
 if TYPE_CHECKING:
@@ -22,26 +21,21 @@ if TYPE_CHECKING:
     from multi_dnn_ros.engine.gpu import GpuRunner
 
 
-def _do_nothing(_: object) -> None:
-    pass
-
-
 class Engine:
     """Runs the tasks on every offered frame.
 
     Method: hidden-layer jobs of all DNNs in one queue (Kim, Kim, Kim 2022, section 3.2). The thread of a DNN takes its
     frames, runs or launches their jobs, and decodes their outputs. On a CPU it waits in the queue before each job, see
-    :class:`Slots`. On a GPU all jobs of a frame are one launch on the DNN's stream, and the jobs of less important
+    :class:`CpuRunner`. On a GPU all jobs of a frame are one launch on the DNN's stream, and the jobs of less important
     frames are held back on the GPU itself, see :class:`Gates`.
 
     workers: on a CPU the maximum number of jobs that run at the same time.
     policy: a name in policies.POLICIES, or a :class:`Policy`.
     on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame or stops the
     engine. An exception in one of them drops at most that frame.
-    max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
-    :class:`Observer`.
+    max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic.
 
-    An engine is started once and stopped once.
+    An engine is started once and stopped once. Raises ValueError for tasks that it cannot run.
     """
 
     def __init__(
@@ -49,8 +43,8 @@ class Engine:
         tasks: Sequence[DnnTask],
         *,
         on_result: Callable[[Result], None],
-        on_drop: Callable[[Drop], None] = _do_nothing,
-        on_failure: Callable[[Failure], None] = _do_nothing,
+        on_drop: Callable[[Drop], None] = lambda drop: None,
+        on_failure: Callable[[Failure], None] = lambda failure: None,
         workers: int = 2,
         policy: str | Policy = "fifo",
         device: torch.device | None = None,
@@ -63,37 +57,30 @@ class Engine:
         _check(tasks, workers, device)
         self._clock = clock
         self._started = False
-        order = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
-        observer = observer or NullObserver()
-        callbacks = Callbacks(on_result, on_drop, on_failure)
-        ahead = 1
-        self._cpu: CpuRunner | None = None
+        self._dnns: dict[str, DnnThread] = {}
         self._gpu: GpuRunner | None = None
+        order = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
+        observer = observer or Observer()
+        callbacks = Callbacks(on_result, on_drop, on_failure)
         if device.type == "cpu":
-            self._cpu = CpuRunner(workers, order, lambda: [dnn.task for dnn in self._dnns.values()], clock, observer)
+            self._cpu: CpuRunner | None = CpuRunner(
+                workers, order, lambda: [dnn.task for dnn in self._dnns.values()], clock, observer
+            )
+            run, ahead = self._cpu.run, 1
         else:
             from multi_dnn_ros.engine.gpu import AHEAD, GpuRunner
 
-            ahead = AHEAD
-        self._dnns = {
-            task.name: DnnThread(
-                task, callbacks, clock, observer, max_failures=max_failures,
-                run=None if self._cpu is None else self._cpu.run, wake=self._wake,
-                ahead=ahead,
+            self._cpu, run, ahead = None, None, AHEAD
+        for task in tasks:
+            self._dnns[task.name] = DnnThread(
+                task, callbacks, clock, observer, max_failures=max_failures, run=run, wake=self._wake, ahead=ahead
             )
-            for task in tasks
-        }  # fmt: skip
         if self._cpu is None:
             self._gpu = GpuRunner(device, order, list(self._dnns.values()), clock, observer)
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._dnns_by_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
         }
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """The cameras that at least one DNN serves."""
-        return tuple(self._dnns_by_camera)
 
     def start(self) -> None:
         for thread in self._threads():
@@ -107,16 +94,9 @@ class Engine:
         Its arrival time is `received_ns`, or now if that is 0. dnns: only these DNNs; None: all.
         """
         frame.received_ns = frame.received_ns or self._clock()
-        serving = [dnn for dnn in self._dnns_of(frame.camera) if dnns is None or dnn.task.name in dnns]
-
-        def pass_on(frame: Frame) -> None:
-            for dnn in serving:
+        for dnn in self._dnns_of(frame.camera):
+            if dnns is None or dnn.task.name in dnns:
                 dnn.offer(frame)
-
-        if self._gpu is not None:
-            self._gpu.offer(frame, pass_on)
-        else:
-            pass_on(frame)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
         """As :meth:`offer`, but waits until each DNN's mailbox is empty, so that no frame is replaced.
@@ -144,20 +124,16 @@ class Engine:
         deadline = time.monotonic() + timeout_s
         return all(dnn.wait_idle(max(0.0, deadline - time.monotonic())) for dnn in self._dnns.values())
 
-    def stop(self, timeout_s: float, *, drain: bool = False) -> list[str]:
-        """Stop within `timeout_s` seconds, even with jobs queued.
+    def stop(self, timeout_s: float) -> list[str]:
+        """Stop within `timeout_s` seconds, even with jobs queued. Unfinished frames are dropped as `shutdown`.
 
-        drain: first finish the waiting frames, for at most 80 % of the time. Unfinished frames are dropped as
-        `shutdown`. Returns the names of threads blocked in a call that cannot be interrupted; they are daemon threads
-        and change nothing any more.
+        Returns the names of threads blocked in a call that cannot be interrupted; they are daemon threads and change
+        nothing any more.
         """
         deadline = time.monotonic() + timeout_s
         self._started = False
         for dnn in self._dnns.values():
-            dnn.close(drop_waiting=not drain)
-        if drain and not self.wait_idle(0.8 * timeout_s):
-            for dnn in self._dnns.values():
-                dnn.close(drop_waiting=True)
+            dnn.close()
         runner = self._cpu or self._gpu
         assert runner is not None
         runner.close()
@@ -191,24 +167,24 @@ class Engine:
         try:
             return self._dnns_by_camera[camera]
         except KeyError:
-            raise ValueError(f"no DNN serves camera '{camera}'; served cameras: {', '.join(self.cameras)}") from None
+            served = ", ".join(self._dnns_by_camera)
+            raise ValueError(f"no DNN serves camera '{camera}'; served cameras: {served}") from None
 
 
 def _check(tasks: Sequence[DnnTask], workers: int, device: torch.device) -> None:
     names = [task.name for task in tasks]
     if not tasks or len(set(names)) < len(names):
         raise ValueError(f"DNNs are {names}: must be at least one, with unique names")
+    if workers < 1:
+        raise ValueError(f"workers is {workers}: must be at least 1")
     for task in tasks:
-        if not task.stages and not task.networks:
-            raise ValueError(f"DNN '{task.name}' has 0 stages: must be at least 1")
+        if not (task.stages if device.type == "cpu" else task.networks):
+            kind = "stages" if device.type == "cpu" else "networks"
+            raise ValueError(f"DNN '{task.name}' has 0 {kind} for {device}: must be at least 1")
         if not task.cameras:
             raise ValueError(f"DNN '{task.name}' has no camera: must have at least 1")
-        if device.type != "cpu" and not task.networks:
-            raise ValueError(f"DNN '{task.name}' has no networks for {device}: must have one for each batch size")
         jobs = 1 if task.networks else len(task.stages)
         if task.remaining_ns is not None and len(task.remaining_ns) != jobs:
             raise ValueError(
                 f"DNN '{task.name}' has remaining_ns of {len(task.remaining_ns)} jobs: must be of {jobs} jobs"
             )
-    if workers < 1:
-        raise ValueError(f"workers is {workers}: must be at least 1")

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import Policy
@@ -49,8 +49,8 @@ class Gates:
         self._launched: dict[str, deque[Inference]] = {task.name: deque() for task in tasks}
         self._is_preemptive = False  # whether a gate may have to be closed
         self._closed_at: dict[str, float] = {}
-        self._began_s: dict[int, float] = {}  # by id of a launched inference
-        self._exempt: set[int] = set()  # ids of inferences that were held back for too long, or hold back no others
+        self._began_s: dict[Inference, float] = {}
+        self._exempt: set[Inference] = set()  # launched ones that were held back for too long, or hold back no others
         self._stopped = threading.Event()
         self._watch: threading.Thread | None = None
         #: How often a gate was opened because of the time limit.
@@ -68,18 +68,16 @@ class Gates:
         """The inference is about to be launched."""
         with self._lock:
             self._launched[inference.task.name].append(inference)
-            self._began_s[id(inference)] = time.monotonic()
+            self._began_s[inference] = time.monotonic()
             if self._is_preemptive:
                 self._decide()
 
     def end(self, inference: Inference) -> None:
         """Its outputs have arrived, or it was not launched."""
         with self._lock:
-            launched = self._launched[inference.task.name]
-            if inference in launched:
-                launched.remove(inference)
-            self._exempt.discard(id(inference))
-            self._began_s.pop(id(inference), None)
+            if self._began_s.pop(inference, None) is not None:
+                self._launched[inference.task.name].remove(inference)
+            self._exempt.discard(inference)
             if self._is_preemptive or self._closed_at:
                 self._decide()
 
@@ -107,27 +105,21 @@ class Gates:
         """Close and open the gates; the caller holds the lock."""
         now_ns = self._clock()
         first = {dnn: launched[0] for dnn, launched in self._launched.items() if launched}
+        holding = [inference for inference in first.values() if inference not in self._exempt]
         for dnn, gate in self._gates.items():
             held = first.get(dnn)
-            closed = self._is_preemptive and held is not None and self._is_held_back(held, first.values(), now_ns)
+            closed = held is not None and held in holding and self._is_preemptive and any(
+                self._policy.holds_back(other, held, now_ns) for other in holding if other is not held
+            )  # fmt: skip
             if closed == gate.is_open:
                 gate.is_open = not closed
-                if closed:
-                    self._closed_at[dnn] = time.monotonic()
-                    self._start_watch()
-                else:
+                if not closed:
                     self._closed_at.pop(dnn, None)
-
-    def _is_held_back(self, held: Inference, launched: Iterable[Inference], now_ns: int) -> bool:
-        return id(held) not in self._exempt and any(
-            other is not held and id(other) not in self._exempt and self._policy.holds_back(other, held, now_ns)
-            for other in launched
-        )
-
-    def _start_watch(self) -> None:
-        if self._watch is None:
-            self._watch = threading.Thread(target=self._open_overdue, name="gates", daemon=True)
-            self._watch.start()
+                    continue
+                self._closed_at[dnn] = time.monotonic()
+                if self._watch is None:
+                    self._watch = threading.Thread(target=self._open_overdue, name="gates", daemon=True)
+                    self._watch.start()
 
     def _open_overdue(self) -> None:
         while not self._stopped.wait(_BLOCKED_S / 2):
@@ -138,7 +130,7 @@ class Gates:
                            and self._is_blocked(launched[0], now_s)]  # fmt: skip
                 for dnn in (*overdue, *blocked):
                     self.forced += 1
-                    self._exempt.update(id(inference) for inference in self._launched[dnn])
+                    self._exempt.update(self._launched[dnn])
                 if overdue or blocked:
                     self._decide()
             for dnn in overdue:
@@ -151,9 +143,8 @@ class Gates:
                 self._on_blocked(dnn)
 
     def _is_blocked(self, inference: Inference, now_s: float) -> bool:
-        remaining_ns = inference.task.remaining_ns
-        if id(inference) in self._exempt or inference.task.name in self._closed_at:
+        if inference in self._exempt or inference.task.name in self._closed_at:
             return False
+        remaining_ns = inference.task.remaining_ns
         alone_s = _UNKNOWN_S if remaining_ns is None else remaining_ns[0] / 1e9
-        limit_s = max(_BLOCKED_S, _TIMES_ALONE * alone_s)
-        return now_s - self._began_s[id(inference)] > limit_s
+        return now_s - self._began_s[inference] > max(_BLOCKED_S, _TIMES_ALONE * alone_s)

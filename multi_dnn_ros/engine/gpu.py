@@ -8,8 +8,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,19 +18,19 @@ from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.host_copies import HostCopies
-from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread
-from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.gates import Gates
 from multi_dnn_ros.engine.inference import Inference
-from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.policies import Policy
+from multi_dnn_ros.engine.reports import Observer
 
 log = logging.getLogger(__name__)
 
 #: Inferences of a DNN that may be launched before the oldest of them has ended: with two, the GPU needs not wait for
 #: the host between them.
 AHEAD = 2
+#: PyTorch has streams of four priorities; CUDA has more on some GPUs.
+_PRIORITIES = 4
 #: How often the thread looks whether an inference has ended. A blocking event wakes a thread 100 us after the end.
 _POLL_S = 40e-6
 #: It begins to look after this share of the shortest of the DNN's last _RECENT inferences: each look takes the GIL, for
@@ -42,62 +42,53 @@ _POLLS_PER_CHECK = 250
 _NUMBERS = 2**31
 #: Maximum number of image sizes per DNN whose preprocessing is captured; a camera has one or a few.
 _MAX_SIZES = 16
-#: A busy device may succeed later, but every attempt delays all DNNs.
-_MAX_ATTEMPTS = 3
 
 
-class _Launched:
+class _Launched(NamedTuple):
     """An inference on the GPU. began, ended: events around the network. number: in `done` once the outputs arrived.
     expected_s: on the clock of time.monotonic; it will not have ended much earlier.
     """
 
-    def __init__(
-        self, network: Network, began: torch.cuda.Event, ended: torch.cuda.Event, host: torch.Tensor, number: int,
-        expected_s: float,
-    ) -> None:  # fmt: skip
-        self.network = network
-        self.began = began
-        self.ended = ended
-        self.host = host
-        self.number = number
-        self.expected_s = expected_s
+    network: Network
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+    host: torch.Tensor
+    number: int
+    expected_s: float
 
     def is_done(self, number: int) -> bool:
         """Whether the outputs have arrived. number: of the inference that was the last to end."""
         return (number - self.number) % _NUMBERS < _NUMBERS // 2
 
 
-class _Stream:
-    """The stream of one DNN, its events, and pinned memory for its outputs and the number of the last one that ended.
+class _DnnState:
+    """The streams of one DNN, its events, and pinned memory for its outputs and the number of the last one that ended.
 
     Creating an event costs more than recording it, so events are used again.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream: torch.cuda.Stream | None = None
+        self.streams: dict[int, torch.cuda.Stream] = {}  # by priority
+        self.stream: torch.cuda.Stream | None = None  # of the last launch
         self.last: torch.cuda.Event | None = None  # after everything launched so far
         self.in_flight: deque[Inference] = deque()
         self.host_copies = HostCopies()
-        self.attempts_left: dict[tuple[int, int], int] = {}  # by image size; 0: captured or given up
+        self.sizes: set[tuple[int, int]] = set()  # of images whose preprocessing was captured, or could not be
         self.done = enqueue_on(device).counter()
         self.launched = 0
         self.recent_ns: deque[int] = deque(maxlen=_RECENT)  # times of the last inferences on the GPU
-        self._free: list[torch.cuda.Event] = []
+        self.free_events: list[torch.cuda.Event] = []
 
     def record(self) -> torch.cuda.Event:
         """An event after everything launched so far; the stream must be the calling thread's current one."""
         assert self.stream is not None
-        if self._free:
-            event = self._free.pop()
+        if self.free_events:
+            event = self.free_events.pop()
             enqueue_on(self.stream.device).record(event)
         else:
             event = torch.cuda.Event(enable_timing=True)
             event.record(self.stream)
         return event
-
-    def release(self, launched: _Launched) -> None:
-        """Nothing reads its events any more; `last` may be one of them, and then stands for what comes later."""
-        self._free += [launched.began, launched.ended]
 
 
 class GpuRunner(threading.Thread):
@@ -127,42 +118,15 @@ class GpuRunner(threading.Thread):
         self._observer = observer
         self._dnns = dnns
         tasks = [dnn.task for dnn in dnns]
-        self._gates = Gates(tasks, policy, clock, self._change_stream)
-        self._states = {task.name: _Stream(device) for task in tasks}
-        self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
-        self._priorities = stream_priorities(task.priority for task in tasks)
-        self._capturing = threading.Lock()  # meanwhile nothing may be allocated
-        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="images")
+        self._states = {task.name: _DnnState(device) for task in tasks}
+        self._gates = Gates(tasks, policy, clock, lambda dnn: self._states[dnn].streams.clear())
+        self._priorities = _stream_priorities(task.priority for task in tasks)
         self._woken = threading.Lock()  # released to wake the thread
         self._woken.acquire()
         self._sleeps = False
         self._closed = False
 
     # -- called from other threads
-
-    def offer(self, frame: Frame, pass_on: Callable[[Frame], None]) -> None:
-        """Call `pass_on`; before that, decode a JPEG file in a thread for images, where it delays no launch.
-
-        The order of a camera's frames is kept.
-        """
-        if frame.is_decoded_for(self._device):
-            pass_on(frame)
-            return
-
-        def decode() -> None:
-            with contextlib.suppress(Exception), self._capturing:  # raised again when the frame is launched
-                self._observer.image_began()
-                try:
-                    torch.cuda.set_device(self._device)
-                    frame.decode_for(self._device)
-                finally:
-                    self._observer.image_ended()
-            pass_on(frame)
-
-        try:
-            self._decoding.submit(decode)
-        except RuntimeError:  # the engine has stopped: the DNNs drop the frame
-            pass_on(frame)
 
     def wake(self) -> None:
         """A frame waits."""
@@ -174,7 +138,7 @@ class GpuRunner(threading.Thread):
     def update(self) -> None:
         """The tasks' priorities or deadlines have changed."""
         tasks = [dnn.task for dnn in self._dnns]
-        self._priorities = stream_priorities(task.priority for task in tasks)
+        self._priorities = _stream_priorities(task.priority for task in tasks)
         self._gates.update(tasks)
 
     def close(self) -> None:
@@ -182,7 +146,6 @@ class GpuRunner(threading.Thread):
         self._gates.stop()
         self._closed = True
         self.wake()
-        self._decoding.shutdown(wait=False)
 
     # -- the thread
 
@@ -236,9 +199,8 @@ class GpuRunner(threading.Thread):
         return bool(inferences)
 
     def _start(self, inference: Inference) -> None:
-        name = inference.task.name
-        state = self._states[name]
-        self._observer.began(name)
+        state = self._states[inference.task.name]
+        self._observer.began(inference.task.name)
         self._gates.begin(inference)
         state.in_flight.append(inference)
         try:
@@ -251,9 +213,23 @@ class GpuRunner(threading.Thread):
         except BaseException as error:  # whatever error a DNN raises, the thread must continue
             self._fail(inference, error)
 
-    def _launch(self, inference: Inference, state: _Stream) -> _Launched:
+    def _enter_stream(self, inference: Inference, state: _DnnState) -> None:
+        """Make the DNN's stream the current one."""
+        task = inference.task
+        # A frame may have been taken before its DNN's priority changed; streams on a share of the SMs have no priority.
+        priority = 0 if task.sms else self._priorities.get(task.priority, 0)
+        stream = state.streams.get(priority)
+        if stream is None:
+            stream = state.streams[priority] = make_stream(self._device, task.sms, priority)
+        torch.cuda.set_stream(stream)
+        if stream is not state.stream:
+            if state.last is not None:
+                stream.wait_event(state.last)
+            state.stream = stream
+
+    def _launch(self, inference: Inference, state: _DnnState) -> _Launched:
         before = self._clock()
-        network = inference.task.network_for(len(inference.items))
+        network = inference.task.network_for(len(inference.frames))
         images = inference.images(self._device, is_device_failure)
         inputs = next(images) if network.batch == 1 else network.load(images)
         inference.pre_ns = self._clock() - before
@@ -286,7 +262,8 @@ class GpuRunner(threading.Thread):
                         inference.compute_ns = int(launched.began.elapsed_time(launched.ended) * 1e6)
                         state.recent_ns.append(inference.compute_ns)
                         inference.rows = launched.network.unpack(launched.host)
-                        state.release(launched)
+                        # Nothing reads them; `last` may be one of them, and then stands for what comes later.
+                        state.free_events += [launched.began, launched.ended]
                 except RuntimeError as error:  # kernel failures surface here
                     self._fail(inference, error)
                 state.in_flight.popleft()
@@ -298,55 +275,36 @@ class GpuRunner(threading.Thread):
                 found = True
         return found
 
-    def _specialize(self, inference: Inference, state: _Stream) -> None:
-        """Capture preprocessing once per image size, after a frame of that size was processed; a failure is logged, and
-        the capture tried again twice.
-        """
+    def _specialize(self, inference: Inference, state: _DnnState) -> None:
+        """Capture preprocessing once per image size, after a frame of that size was processed; a failure is logged."""
         task = inference.task
         if task.specialize is None or inference.drop_cause is not None or self._closed:
             return
-        for item in inference.items:
-            if item.drop_cause is not None:
-                continue
-            height, width = size = item.frame.size
-            attempts = state.attempts_left.get(size, _MAX_ATTEMPTS if len(state.attempts_left) < _MAX_SIZES else 0)
-            if not attempts:
-                continue
-            state.attempts_left[size] = 0
+        for size in {frame.size for frame in inference.remaining} - state.sizes:
+            if len(state.sizes) == _MAX_SIZES:
+                return
+            state.sizes.add(size)
             try:
-                with self._capturing, self._gates.opened():  # the capture waits for everything that was launched
+                with self._gates.opened():  # the capture waits for everything that was launched
                     task.specialize(size)
             except Exception as error:
-                state.attempts_left[size] = attempts - 1
                 log.warning(
-                    "DNN %s: preprocessing is not captured (capture_preprocess) and runs eagerly for images of %d x %d "
-                    "(attempts left: %d): %s",
-                    task.name, width, height, attempts - 1, error,
+                    "DNN %s: preprocessing is not captured and runs eagerly for images of %d x %d: %s",
+                    task.name, size[1], size[0], error,
                 )  # fmt: skip
-
-    def _enter_stream(self, inference: Inference, state: _Stream) -> None:
-        """Make the DNN's stream the current one."""
-        task = inference.task
-        # A frame may have been taken before its DNN's priority changed; streams on a share of the SMs have no priority.
-        key = task.name, task.sms, 0 if task.sms else self._priorities.get(inference.priority, 0)
-        stream = self._streams.get(key)
-        if stream is None:
-            stream = self._streams[key] = make_stream(self._device, task.sms, key[2])
-        torch.cuda.set_stream(stream)
-        if stream is not state.stream:
-            if state.last is not None:
-                stream.wait_event(state.last)
-            state.stream = stream
-
-    def _change_stream(self, dnn: str) -> None:
-        """Launch the DNN's next frames on another stream."""
-        for key in [key for key in self._streams if key[0] == dnn]:
-            self._streams.pop(key, None)
 
     def _fail(self, inference: Inference, error: BaseException) -> None:
         if is_device_failure(error):
             self._observer.device_failed(inference.task.name, error)
         inference.fail(error)
+
+
+def _stream_priorities(priorities: Iterable[int]) -> dict[int, int]:
+    """The stream priority of each DNN priority: 0 for the lowest, one less (more urgent) for each higher one.
+
+    With more than _PRIORITIES different priorities, the highest ones share the last one.
+    """
+    return {priority: -min(rank, _PRIORITIES - 1) for rank, priority in enumerate(sorted(set(priorities)))}
 
 
 def _sleep_precisely() -> None:

@@ -58,13 +58,13 @@ class Priority:
         self.aging_ns = aging_ns
 
     def key(self, inference: Inference, queued_ns: int, job: int = 0) -> int:
-        return queued_ns - inference.priority * self.aging_ns
+        return queued_ns - inference.task.priority * self.aging_ns
 
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
         return other.priority > task.priority
 
     def holds_back(self, first: Inference, second: Inference, now_ns: int) -> bool:
-        if first.priority <= second.priority:
+        if first.task.priority <= second.task.priority:
             return False
         return self.key(first, first.started_ns) < self.key(second, second.started_ns)
 

@@ -1,4 +1,4 @@
-"""The callbacks of an engine, and the failures that it reports."""
+"""What an engine reports: failures, the callbacks for all reports, and what it is computing at the moment."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ class Callbacks:
     on_result: Callable[[Result], None]
     on_drop: Callable[[Drop], None]
     on_failure: Callable[[Failure], None]
+
+
+class Observer:
+    """Ignores all calls; a subclass notes them, in the engine's threads. It must be fast and must not raise.
+
+    `began` and `ended` are called equally often. A DNN may have several operations in progress.
+    """
+
+    def began(self, dnn: str) -> None:
+        """On a CPU, a job starts; on a GPU, an inference is launched. On both, decoding of its outputs starts."""
+
+    def ended(self, dnn: str) -> None:
+        """On a CPU, the job is done; on a GPU, the outputs are there, or it is dropped. On both, decoding is done."""
+
+    def device_failed(self, dnn: str, error: BaseException) -> None:
+        """A job, its outputs or its image raised an error that :func:`is_device_failure` recognizes; before `ended`.
+
+        Need not return: on a GPU nothing can be computed in this process any more.
+        """
 
 
 def call_and_log_errors(callback: Callable[[Report], None], report: Report) -> None:

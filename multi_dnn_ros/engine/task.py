@@ -99,21 +99,18 @@ class DnnTask:
         """On a GPU: the network of the smallest batch size that holds `images` images."""
         return self.networks[1 if images == 1 else min(size for size in self.networks if size >= images)]
 
-    def outputs(self, inputs: Tensors) -> Tensors:
-        """What `decode` reads, on the CPU, for the inputs of one image; on the calling thread's current stream."""
-        from multi_dnn_ros.backends import run_stages
-
-        if not self.networks:
-            return run_stages(self.stages, inputs)
-        network = self.networks[1]
-        return network.unpack(network.launch(inputs).cpu())[0]
-
     def result(self, image: Any) -> Any:
         """What the DNN finds in one image, (H, W, 3) uint8 on its device, from preprocessing to decoding."""
+        from multi_dnn_ros.backends import run_stages
         from multi_dnn_ros.backends.host import inference
 
         with inference():
-            return self.decode(self.outputs(self.preprocess(image)), (image.shape[0], image.shape[1]))
+            inputs = self.preprocess(image)
+            if self.networks:
+                outputs = self.networks[1].unpack(self.networks[1].launch(inputs).cpu())[0]
+            else:
+                outputs = run_stages(self.stages, inputs)
+            return self.decode(outputs, (image.shape[0], image.shape[1]))
 
 
 class DropEffect(Enum):
@@ -167,7 +164,7 @@ class Timing(NamedTuple):
     compute_ns: int  # sum over the jobs: running (GPU time on CUDA)
     post_ns: int  # outputs to the host and decoding
     batch: int = 1
-    decode_ns: int = 0  # decoding the image, or storing and decoding its JPEG file, before the mailbox
+    decode_ns: int = 0  # decoding the image, before the mailbox
 
     @property
     def mailbox_ns(self) -> int:

@@ -17,9 +17,9 @@ from sensor_msgs.msg import CompressedImage, Image
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, STALE, WARN, WINDOW_NS, StampAges, Status, percentile_values
 from multi_dnn_ros.ros.middleware import remedy_for_size, rmem_max_bytes
-from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
+from multi_dnn_ros.serving.camera_decoder import Decode
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH, STALE_AFTER_S, CameraConfig
-from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image, jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
 TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
@@ -36,8 +36,8 @@ _EXAMPLE_BYTES = 1280 * 720 * 3
 class CameraInput:
     """The subscription of one camera.
 
-    on_frame: called with each frame (without its image), the function that decodes the image, and the function that
-    reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`; must not block.
+    on_frame: called with each frame (without its image) and the function that decodes the image, as
+    :meth:`CameraDecoder.arrived`; must not block.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        on_frame: Callable[[Frame, Decode, ReadJpeg | None], None],
+        on_frame: Callable[[Frame, Decode], None],
     ) -> None:
         self._node, self._log = node, node.get_logger()
         self._camera, self._config = camera, config
@@ -182,15 +182,13 @@ class CameraInput:
 
     def _on_raw(self, message: Image) -> None:
         self._shape = f"{message.width} x {message.height} {message.encoding[:40]}"
-        self._pass_on(message, decode_image, None)
+        self._pass_on(message, decode_image)
 
     def _on_compressed(self, message: CompressedImage) -> None:
         self._shape = f"{len(message.data)} bytes {message.format[:40]}"
-        on_cpu = self._config.jpeg_decoder == "cpu"
-        read_jpeg = None if on_cpu else partial(jpeg_for_device, message, self._image_settings)
-        self._pass_on(message, decode_compressed, read_jpeg)
+        self._pass_on(message, decode_compressed)
 
-    def _pass_on(self, message: Image | CompressedImage, decode: Callable, read_jpeg: ReadJpeg | None) -> None:
+    def _pass_on(self, message: Image | CompressedImage, decode: Callable) -> None:
         stamp = message.header.stamp
         stamp_ns = int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
         self._received += 1
@@ -201,7 +199,7 @@ class CameraInput:
         frame = Frame(self._camera, stamp_ns, context=message.header)
         with self._closing:
             if not self._closed:
-                self._on_frame(frame, partial(decode, message, self._image_settings), read_jpeg)
+                self._on_frame(frame, partial(decode, message, self._image_settings))
 
     def _on_lost(self, event: Any) -> None:
         self._lost += event.total_count_change

@@ -1,7 +1,7 @@
 """Publishes each image with the results drawn on it, raw and as JPEG, while the topic has a subscription.
 
 Drawing runs in a thread of its own, so that no DNN waits for it. The memory of a frame's image is reused once its last
-DNN has finished, so the image is copied before that; a JPEG file is decoded when it is drawn.
+DNN has finished, so the image is copied before that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.vision.drawing import DrawFailure, draw
-from multi_dnn_ros.vision.jpeg_file import FrameImage, pixels_of
+from multi_dnn_ros.vision.jpeg_file import RgbImage
 from multi_dnn_ros.vision.result_kind import Layer
 from multi_dnn_ros.vision.results import results_by_name
 
@@ -44,7 +44,7 @@ class OverlayPublisher:
         #: By camera and DNN, the newest result: arrival and (H, W) of its frame, when it was ready, its layers.
         self._latest: dict[str, dict[str, tuple[int, tuple[int, int], int, Layers]]] = {camera: {} for camera in dnns}
         self._newest_ns = dict.fromkeys(dnns, 0)  # arrival time of the newest complete frame
-        self._ready: dict[str, tuple[Frame, FrameImage, list[Layer]]] = {}
+        self._ready: dict[str, tuple[Frame, RgbImage, list[Layer]]] = {}
         self._wake = threading.Condition()
         self._ended = False
         self.thread = threading.Thread(target=self._run, name="overlay", daemon=True)
@@ -102,7 +102,7 @@ class OverlayPublisher:
             self._newest_ns[camera] = frame.received_ns
             self._open[camera] = {it: each for it, each in frames.items() if it.received_ns > frame.received_ns}
             drawn = [layer for each in found.values() for layer in each] + self._held(frame, found)
-        image = frame.source.copy()  # without the lock, which the DNNs of other cameras need
+        image = frame.image().copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
             if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer frame
                 self._ready[camera] = frame, image, drawn
@@ -127,7 +127,7 @@ class OverlayPublisher:
                 camera = next(iter(self._ready))  # the dict is ordered, so cameras alternate
                 frame, image, layers = self._ready.pop(camera)
             try:
-                pixels = draw(pixels_of(image), layers, partial(self._report, f"the overlay of camera {camera}"))
+                pixels = draw(image, layers, partial(self._report, f"the overlay of camera {camera}"))
                 self._outputs.publish_overlay(camera, pixels, frame.context)
             except (Exception, SystemExit) as error:  # one failed overlay must not end the thread
                 self._report(f"an overlay of camera {camera} was not published: {type(error).__name__}", error)

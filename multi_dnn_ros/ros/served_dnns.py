@@ -276,10 +276,7 @@ class ServedDnns:
     def _on_drop(self, drop: Drop) -> None:
         """Log failures as errors and other drops at level debug."""
         self._overlay.skip(drop)
-        camera = drop.frame.camera
-        if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:  # a JPEG file that the engine could not decode
-            self._on_bad_image(camera, FrameError(drop.message))
-        text = f"DNN {drop.dnn} dropped a frame of camera {camera}: {drop.reason.value}: {drop.message}"
+        text = f"DNN {drop.dnn} dropped a frame of camera {drop.frame.camera}: {drop.reason.value}: {drop.message}"
         if drop.reason.effect is not DropEffect.FAILURE:
             self._log.debug(f"{text} (stamp {drop.frame.stamp_ns} ns)")
         else:

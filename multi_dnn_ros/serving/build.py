@@ -116,7 +116,7 @@ class _Builder:
         backend = choose_backend(
             settings.backend, self._device, settings.precision, dnn=dnn.name, progress=self._progress,
             calibration=lambda: _calibration(dnn, settings), single_launch=self._single_launch,
-            branches=str(settings.branches or "auto"), providers=settings.providers,
+            branches=settings.branches, providers=settings.providers,
         )  # fmt: skip
         bound_s = self._config.blocking_ms / 1e3
         if isinstance(dnn.module, OnnxNetwork):

@@ -3,8 +3,6 @@
 A DNN that is slower than its camera processes one image out of several. Decoding the others would waste CPU time, so an
 image waits undecoded until a DNN is expected to need it. A wrong expectation costs an unnecessary decode or a few
 milliseconds, but no frame is lost: an idle DNN gets the newest one at once.
-
-If the engines decode JPEG files on their devices, the file is stored in the buffer instead of the pixels.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.slots import Slot
-from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +32,6 @@ log = logging.getLogger(__name__)
 Allocate = Callable[[int, int], npt.NDArray[np.uint8]]
 #: Decodes an image as RGB into memory that it allocates with the given function, and returns it. Raises FrameError.
 Decode = Callable[[Allocate], npt.NDArray[np.uint8]]
-#: Checks a JPEG file and returns it; None if it has to be decoded on the CPU. Raises FrameError.
-ReadJpeg = Callable[[], "JpegFile | None"]
 
 #: Interval between retries while the host has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
@@ -49,14 +44,11 @@ _DISABLED = "the DNN was disabled or switched off before the image was decoded"
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An image that is not decoded yet. dnns: the DNNs that it is for. read_jpeg: None: it is no JPEG file, or has to
-    be decoded on the CPU.
-    """
+    """An image that is not decoded yet. dnns: the DNNs that it is for."""
 
     frame: Frame
     decode: Decode
     dnns: tuple[str, ...]
-    read_jpeg: ReadJpeg | None = None
 
 
 class CameraDecoder(threading.Thread):
@@ -91,14 +83,13 @@ class CameraDecoder(threading.Thread):
 
     # -- called from other threads
 
-    def arrived(self, frame: Frame, decode: Decode, read_jpeg: ReadJpeg | None = None) -> None:
+    def arrived(self, frame: Frame, decode: Decode) -> None:
         """An image arrived; never blocks. An undecoded image that it replaces is dropped.
 
         The image is also for the DNNs that the replaced one was for: a DNN with a limited rate gets a newer image
         instead of none.
 
-        frame: without image. decode: called at most once. read_jpeg: called instead of `decode`, or before it, if the
-        engines of the DNNs decode JPEG files on their devices. Calls of one camera must not overlap.
+        frame: without image. decode: called at most once. Calls of one camera must not overlap.
         """
         frame.received_ns = now_ns = self._clock()
         with self._lock:
@@ -109,7 +100,7 @@ class CameraDecoder(threading.Thread):
                 self._periods_ns.append(now_ns - self._last_arrival_ns)
             self._last_arrival_ns = now_ns
             # Without a DNN for the new image, those of the replaced one have been switched off.
-            self._newest = _Arrival(frame, decode, dnns, read_jpeg) if dnns else None
+            self._newest = _Arrival(frame, decode, dnns) if dnns else None
             self._note_change()
         if replaced is not None:
             reason, message = DropReason.OVERWRITTEN, "a newer image replaced it before decoding"
@@ -213,7 +204,7 @@ class CameraDecoder(threading.Thread):
             return
         begin_ns = self._clock()
         try:
-            image = self._image(arrival, buffer, dnns)
+            image = arrival.decode(buffer.image)
         except Exception as error:
             buffer.release()
             bad_image = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
@@ -223,12 +214,3 @@ class CameraDecoder(threading.Thread):
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         self._decodes_ns.append(frame.decode_ns)
         self._host.offer(self._ledger, frame, buffer, dnns)
-
-    def _image(self, arrival: _Arrival, buffer: Slot, dnns: tuple[str, ...]) -> FrameImage:
-        """The image of an arrival in the buffer: its JPEG file if the engines decode it, otherwise the pixels."""
-        if arrival.read_jpeg is not None and self._host.decodes_jpeg(dnns):
-            file = arrival.read_jpeg()
-            memory = None if file is None else buffer.file(file.data.nbytes)
-            if file is not None and memory is not None:
-                return file.copy(memory)
-        return arrival.decode(buffer.image)

@@ -171,7 +171,7 @@ def choose_backend(
     progress: Callable[[str], None] = lambda text: None,
     calibration: Callable[[], Sequence[Tensors]] | None = None,
     single_launch: bool = False,
-    branches: str = "1",
+    branches: int = 1,
     providers: Sequence[str] = (),
     required: bool = False,
 ) -> Backend:
@@ -193,7 +193,7 @@ def choose_backend(
     spec = BACKENDS.get(name)
     request = BackendRequest(
         device, 0.0, None, dnn, progress, precision, calibration, single_launch,
-        branches if device.type in spec.branches else "1", tuple(providers), required,
+        branches if device.type in spec.branches else 1, tuple(providers), required,
     )  # fmt: skip
     if device.type in spec.takes_onnx:
         return spec.factory(request)

@@ -33,7 +33,6 @@ from multi_dnn_ros.settings.schema import NodeConfig
 if TYPE_CHECKING:
     import torch
 
-    from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.serving.tasks import Pipeline
@@ -52,12 +51,10 @@ def configure(
 
     build: makes the pipeline from the parameters. progress: called with each step. measure_capacity: also measure
     whether the DNNs fit the device, for a second or two.
-    Raises what `build` raises (ValueError or OSError because of parameters and files), ValueError for a device that
-    cannot decode JPEG files although a parameter jpeg_decoder requires it, and RuntimeError for a DNN that fails on a
-    black image. Call this function from one thread per process only, because torch.export crashes in a second thread.
+    Raises what `build` raises (ValueError or OSError because of parameters and files), and RuntimeError for a DNN that
+    fails on a black image. Call it from one thread per process only, because torch.export crashes in a second thread.
     """
     pipeline: Pipeline = build(config, progress)
-    pipeline = replace(pipeline, jpeg_decoder=_jpeg_decoder(config, pipeline))
     warm_up(pipeline.tasks, pipeline.device, progress)
     fit = _measured_fit(config, pipeline, progress) if measure_capacity else None
     freeze_heap()
@@ -109,31 +106,6 @@ class _TorchFreePickler(Pickler):
         if isinstance(module, str) and module.partition(".")[0] == "torch":
             name = getattr(pickled, "__name__", type(pickled).__name__)
             raise TypeError(f"it holds an object of PyTorch: {module}.{name}")
-
-
-def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
-    """The decoder of JPEG files on the device; None if no camera of the DNNs uses it, or if the device cannot.
-
-    Raises ValueError if the parameter jpeg_decoder of a camera requires it.
-    """
-    served = dict.fromkeys(camera for task in pipeline.tasks for camera in task.cameras)
-    modes = {name: it.jpeg_decoder for name in served if (it := config.cameras[name]).transport == "compressed"}
-    if all(mode == "cpu" for mode in modes.values()):
-        return None
-    from multi_dnn_ros.backends.jpeg_decoding import JpegUnavailable, make_jpeg_decoder
-
-    device = pipeline.device
-    try:
-        return make_jpeg_decoder(device)
-    except JpegUnavailable as error:
-        for camera in (camera for camera, mode in modes.items() if mode == "gpu"):
-            raise ValueError(
-                f"parameter camera.{camera}.jpeg_decoder is 'gpu', but a DNN of the camera runs on {device}: {error}; "
-                "allowed there: auto, cpu"
-            ) from None
-        if device.type != "cpu":
-            log.info("JPEG images are decoded on the CPU, because %s cannot decode them: %s", device, error)
-    return None
 
 
 def measure_fit(
@@ -220,5 +192,4 @@ def _describe(pipeline: Pipeline, fit: Fit | None) -> EngineDescription:
         dnns=dnns,
         fits={} if fit is None else {str(device): fit},
         versions=versions,
-        decodes_jpeg=pipeline.jpeg_decoder is not None,
     )

@@ -79,7 +79,7 @@ class EngineDescription:
 
     device: its name (`cpu`, `cuda:0`), or several names. device_name: name of the processor. workers: number of threads
     that run jobs. dnns: by name. fits: by device, whether its DNNs fit, as measured; empty: not measured. versions:
-    versions of torch and CUDA, by name. decodes_jpeg: whether the engine decodes JPEG files on its device.
+    versions of torch and CUDA, by name.
     """
 
     device: str
@@ -88,7 +88,6 @@ class EngineDescription:
     dnns: Mapping[str, DnnDescription]
     fits: Mapping[str, Fit] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    decodes_jpeg: bool = False
 
 
 class Level(IntEnum):

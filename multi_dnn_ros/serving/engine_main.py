@@ -34,7 +34,6 @@ from multi_dnn_ros.serving.slots import Slot, SlotMemory
 from multi_dnn_ros.serving.thread_switching import short_switch_interval
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.jpeg_file import FrameImage, JpegFile
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
@@ -202,15 +201,9 @@ class EngineProgram:
         assert self._pipeline is not None
         assert self._pins is not None
         slot = Slot(self._slots[offer.camera], offer.slot)
-        image: FrameImage
-        if offer.jpeg_bytes:  # small, and decoded where it lies
-            data = slot.file(offer.jpeg_bytes)
-            assert data is not None
-            image = JpegFile(data, offer.height, offer.width)
-        else:
-            image = slot.image(offer.height, offer.width)
-            self._pins.pin(image)
-        frame = Frame(offer.camera, offer.stamp_ns, context=offer, jpeg_decoder=self._pipeline.jpeg_decoder)
+        image = slot.image(offer.height, offer.width)
+        self._pins.pin(image)
+        frame = Frame(offer.camera, offer.stamp_ns, context=offer)
         frame.set_image(image, offer.decode_ns)
         frame.received_ns = offer.received_ns
         self._engine.offer(frame, offer.dnns)

@@ -29,7 +29,6 @@ from multi_dnn_ros.serving.engine_state import EngineState, create_state
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.slots import Slot, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.jpeg_file import JpegFile
 
 log = logging.getLogger(__name__)
 
@@ -118,11 +117,10 @@ class Engine:
 
     def offer(self, number: int, frame: Frame, slot: Slot, dnns: Iterable[str]) -> None:
         """Send a frame of the ledger to these DNNs."""
-        source, (height, width) = frame.source, frame.size
-        jpeg_bytes = source.data.nbytes if isinstance(source, JpegFile) else 0
+        height, width = frame.size
         self.send(messages.Offer(
             number, frame.camera, slot.index, height, width, frame.stamp_ns, frame.received_ns, frame.decode_ns,
-            tuple(dnns), jpeg_bytes,
+            tuple(dnns),
         ))  # fmt: skip
 
     def kill(self, cause: str) -> None:
@@ -153,8 +151,6 @@ class Engine:
         late = [dnn for dnn, at in self.state.running_jobs().items() if elapsed_s(at) > settings.job_timeout_s]
         if late:
             return f"hung: a job of DNN {', '.join(late)} {limit}"
-        if (image_ns := self.state.image_ns()) and elapsed_s(image_ns) > settings.job_timeout_s:
-            return f"hung: decoding an image {limit}"
         if self.retired and elapsed_s(self.since_ns) > settings.stop_timeout_s:
             return f"hung: it did not finish its frames within {settings.stop_timeout_s:g} s"
         return ""

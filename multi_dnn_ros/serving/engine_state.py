@@ -1,8 +1,8 @@
 """What an engine is computing, in memory that its process shares with the node's: readable when it hangs or has ended.
 
-It is one row of int64: the last heartbeat, the start of decoding an image, the GPU memory allocated and reserved, then
-for each DNN the start of its running job (0: nothing is running). Times are nanoseconds on the monotonic clock, which
-all processes share. An aligned 8-byte store is atomic.
+It is one row of int64: the last heartbeat, the GPU memory allocated and reserved, then for each DNN the start of its
+running job (0: nothing is running). Times are nanoseconds on the monotonic clock, which all processes share. An aligned
+8-byte store is atomic.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from multi_dnn_ros.engine.reports import Observer
 from multi_dnn_ros.serving.slots import create_memory
 
-_HEARTBEAT, _IMAGE, _ALLOCATED, _RESERVED, _FIRST_DNN = range(5)
+_HEARTBEAT, _ALLOCATED, _RESERVED, _FIRST_DNN = range(4)
 
 
-class EngineState:
+class EngineState(Observer):
     """Written by one engine, read by the node's process. fd: the memory, from :func:`create_state`.
 
-    In the engine it is its :class:`multi_dnn_ros.engine.observer.Observer`. on_failed: called there with the error of
-    the device.
+    on_failed: called in the engine with the error of the device.
     """
 
     def __init__(
@@ -52,12 +52,6 @@ class EngineState:
         """A GPU runs the operations of a DNN in order: the next one has only just started; its time counts from now."""
         self._count(dnn, -1)
 
-    def image_began(self) -> None:
-        self._row[_IMAGE] = time.monotonic_ns()
-
-    def image_ended(self) -> None:
-        self._row[_IMAGE] = 0
-
     def device_failed(self, dnn: str, error: BaseException) -> None:
         self.on_failed(error)
 
@@ -72,10 +66,6 @@ class EngineState:
     def heartbeat_ns(self) -> int:
         """Time of the last heartbeat; 0: there was none yet."""
         return int(self._row[_HEARTBEAT])
-
-    def image_ns(self) -> int:
-        """Start of decoding an image; 0: none is being decoded."""
-        return int(self._row[_IMAGE])
 
     def gpu_memory(self) -> dict[str, int]:
         """By name with the unit; empty without a GPU."""

@@ -170,14 +170,6 @@ class Host(Supervisor):
         """Whether at least one DNN of the camera has an engine now."""
         return any(camera in self._cameras[dnn] for dnn in self.routes)
 
-    def decodes_jpeg(self, dnns: Collection[str]) -> bool:
-        """Whether every engine that serves one of the DNNs now decodes JPEG files on its device. Other engines decode
-        them on the CPU, each for itself.
-        """
-        routes = self.routes
-        found = [routes[dnn].description for dnn in dnns if dnn in routes]
-        return bool(found) and all(it is not None and it.decodes_jpeg for it in found)
-
     def offer(self, ledger: Ledger, frame: Frame, buffer: Slot, dnns: Collection[str]) -> None:
         """Hand a frame, whose image is in `buffer`, to the DNNs that have an engine, and drop it for the others. Blocks
         only while an engine process receives nothing, for at most a second per process.
@@ -241,5 +233,4 @@ def _combine(config: NodeConfig, parts: Mapping[str, EngineDescription]) -> Engi
         dnns={name: dnns[name] for name in config.dnns if name in dnns},
         fits={device: fit for device, part in parts.items() for fit in part.fits.values()},
         versions=first.versions,
-        decodes_jpeg=all(part.decodes_jpeg for part in parts.values()),
     )

@@ -59,8 +59,7 @@ class Offer(NamedTuple):
     """A frame in a slot of its camera, of `height` x `width` pixels; each of `dnns` answers once, by FrameResult or
     FrameDropped.
 
-    jpeg_bytes: size of the JPEG file in the slot; 0: the slot has the pixels. Times are nanoseconds on the monotonic
-    clock, except stamp_ns, which is the header's.
+    Times are nanoseconds on the monotonic clock, except stamp_ns, which is the header's.
     """
 
     number: int
@@ -72,7 +71,6 @@ class Offer(NamedTuple):
     received_ns: int
     decode_ns: int
     dnns: tuple[str, ...]
-    jpeg_bytes: int = 0
 
 
 class Update(NamedTuple):

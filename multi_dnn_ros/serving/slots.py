@@ -83,10 +83,6 @@ class Slot:
             raise ValueError(f"an image of {width} x {height} pixels does not fit into a slot of {pixels} pixels")
         return self._bytes[: _CHANNELS * height * width].reshape(height, width, _CHANNELS)
 
-    def file(self, size: int) -> npt.NDArray[np.uint8] | None:
-        """View of a JPEG file of `size` bytes in the place of the image, (bytes,) uint8; None if it does not fit."""
-        return self._bytes[:size] if size <= self._layout.image_bytes else None
-
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
         if dnn not in self._layout.outputs:

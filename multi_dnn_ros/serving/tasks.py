@@ -21,7 +21,6 @@ from multi_dnn_ros.settings.schema import DnnConfig
 if TYPE_CHECKING:
     import torch
 
-    from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.job_plan import JobPlan
 
@@ -33,15 +32,13 @@ _BATCH_TOLERANCE = 8e-2
 class Pipeline:
     """Everything that the configuration builds.
 
-    dnns: by name, for labels and thresholds. jpeg_decoder: decodes JPEG files on the device; set when the DNNs are
-    configured. None: they are decoded on the CPU.
+    dnns: by name, for labels and thresholds.
     """
 
     device: torch.device
     workers: int
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
-    jpeg_decoder: JpegDecoder | None = None
 
     @property
     def servers(self) -> int:

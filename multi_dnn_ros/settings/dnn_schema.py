@@ -173,10 +173,10 @@ class DnnConfig(Section):
     """Maximum time in ms that a frame may wait for its inference to start; older frames are dropped as too_old. 0:
     no limit.
     """
-    branches: int = Field(1, ge=0, le=8)
+    branches: int = Field(1, ge=1, le=8)
     """Number of streams on which independent branches of the DNN run at the same time. Has an effect only on a GPU
-    with backend cuda_graph or inductor. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest number
-    is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.
+    with backend cuda_graph or inductor; multi-dnn benchmark paper --branches measures it. Results are compared with
+    those of one stream.
     """
     crop: Annotated[list[float], AfterValidator(_checked_crop)] = Field(
         default_factory=list, json_schema_extra={"allowed": _CROP_RULE}

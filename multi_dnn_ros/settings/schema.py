@@ -56,12 +56,6 @@ class CameraConfig(Section):
     fit the device at these rates. The rate of arrival is compared with it. 0: unknown; the fit is not measured,
     and lost images are noticed only if the middleware reports them.
     """
-    jpeg_decoder: Literal["auto", "cpu", "gpu"] = Field("auto")
-    """Where JPEG images are decoded (transport compressed). auto: on the GPU, by nvJPEG, if all DNNs of the camera run
-    on GPUs that can decode JPEG; otherwise on the CPU. cpu: on the CPU. gpu: as auto, but configuring fails if a
-    device of these DNNs cannot decode JPEG. PNG, and kinds of JPEG that nvJPEG does not support, are always decoded on
-    the CPU (docs/cameras.md).
-    """
 
     # Results on the ground, in metres (docs/results.md)
     rectified: bool = Field(False)
@@ -120,8 +114,8 @@ class NodeConfig(Section):
     """
     job_timeout_s: float = Field(5.0, ge=0.1, le=600.0)
     """Maximum duration in s: on a CPU of one job, or of a frame that runs as one network; on a GPU of one inference,
-    from the launch of its first job until its outputs have arrived; on both also of decoding the outputs or a
-    JPEG image. An engine process that exceeds the limit is replaced.
+    from the launch of its first job until its outputs have arrived; on both also of decoding the outputs.
+    An engine process that exceeds the limit is replaced.
     """
     fault_window_s: float = Field(60.0, ge=1.0, le=86400.0)
     """Time window in s. After two losses of the engine process within it, each DNN that was computing gets a

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.errors import FrameError
-from multi_dnn_ros.vision.image_files import check_image_file, is_16_bit_png, is_jpeg
-from multi_dnn_ros.vision.jpeg_file import JpegFile, RgbImage, decode_file, new_image, read_file
+from multi_dnn_ros.vision.image_files import check_image_file, is_16_bit_png
+from multi_dnn_ros.vision.jpeg_file import RgbImage, decode_file, new_image, read_file
 
 #: (height, width), already checked -> memory for the image, (H, W, 3) uint8, C-contiguous.
 AllocateImage = Callable[[int, int], RgbImage]
@@ -160,20 +160,6 @@ def decode_compressed(
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
     values = read_file(file, header.height, header.width, flags)
     return _converted(values, cv2.COLOR_BGR2RGB, settings, allocate(header.height, header.width))
-
-
-def jpeg_for_device(message: CompressedImageMessage, settings: ImageSettings) -> JpegFile | None:
-    """The file, not decoded, if it is a JPEG of a kind that nvJPEG decodes, and not of a mosaic; otherwise None.
-
-    Checked as by :func:`decode_compressed`. Raises FrameError.
-    """
-    if _bayer_pattern(message.format) is not None or not is_jpeg(bytes(message.data[:8])):
-        return None
-    data = bytes(message.data)
-    header = check_image_file(data, message.format, settings.check_size)
-    if not header.fits_nvjpeg:
-        return None
-    return JpegFile(np.frombuffer(data, np.uint8), header.height, header.width)
 
 
 def _converted(values: npt.NDArray[Any], code: int, settings: ImageSettings, into: RgbImage) -> RgbImage:

@@ -23,10 +23,6 @@ _MAX_SCANS = 64
 #: Start-of-frame markers (ITU T.81 table B.1): C0 to CF without DHT, JPG and DAC.
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_BASELINE, _PROGRESSIVE, _HUFFMAN_TABLES, _ADOBE = 0xC0, 0xC2, 0xC4, 0xEE
-#: Sampling factors (horizontal, vertical) of the luma component that nvJPEG decodes if those of chroma are 1: 4:4:4,
-#: 4:2:2, 4:4:0, 4:2:0, 4:1:1.
-_NVJPEG_SAMPLING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -48,11 +44,10 @@ def image_files(folder: Path) -> list[Path]:
 
 
 class FileHeader(NamedTuple):
-    """width, height: pixels. fits_nvjpeg: whether it is a JPEG of a kind that nvJPEG decodes as OpenCV does."""
+    """width, height: pixels."""
 
     width: int
     height: int
-    fits_nvjpeg: bool = False
 
 
 def is_jpeg(head: bytes) -> bool:
@@ -85,7 +80,6 @@ def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int
 
 def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHeader:
     header: FileHeader | None = None
-    ycbcr, has_tables = True, False
     position = 2
     while True:
         while file[position : position + 2] == b"\xff\xff":  # fill bytes before a marker are allowed
@@ -100,10 +94,7 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHead
                 raise FrameError(f"data is a damaged JPEG: a frame header of {length} bytes at byte {position}")
             height, width = (int.from_bytes(file[position + at : position + at + 2], "big") for at in (5, 7))
             check_size(width, height)
-            header = FileHeader(width, height, _fits_nvjpeg(marker, file[position + 4 : position + 2 + length]))
-        has_tables |= marker == _HUFFMAN_TABLES
-        if marker == _ADOBE and file[position + 4 : position + 9] == b"Adobe" and length >= 14:
-            ycbcr = file[position + 15] == 1  # the transform; 0: RGB or CMYK, 2: YCCK
+            header = FileHeader(width, height)
         if marker == _START_OF_SCAN:
             break
         position += 2 + length
@@ -115,23 +106,7 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHead
     scans = file.count(bytes((0xFF, _START_OF_SCAN)), position)
     if scans > _MAX_SCANS:
         raise FrameError(f"data is a JPEG of {scans} scans; allowed: at most {_MAX_SCANS}")
-    # Frames of Motion JPEG may lack the Huffman tables, which are the usual ones then. OpenCV knows these.
-    return header if ycbcr and has_tables else header._replace(fits_nvjpeg=False)
-
-
-def _fits_nvjpeg(marker: int, fields: bytes) -> bool:
-    """Whether a frame header describes a baseline or progressive JPEG of 8 bits, grey or YCbCr, in one of the usual
-    subsamplings. fields: those after its length (ITU T.81, B.2.2): bits, height, width, number of components, and per
-    component its id, sampling factors and table.
-    """
-    components = [fields[at : at + 3] for at in range(6, len(fields), 3)]
-    if marker not in (_BASELINE, _PROGRESSIVE) or fields[0] != 8 or len(fields) != 6 + 3 * fields[5]:
-        return False
-    ids, sampling = bytes(each[0] for each in components), [divmod(each[1], 16) for each in components]
-    if len(components) == 1:
-        return sampling == [(1, 1)]
-    # Components with the ids R, G, B are not YCbCr (libjpeg, default_decompress_parms).
-    return len(components) == 3 and ids != b"RGB" and sampling[0] in _NVJPEG_SAMPLING and sampling[1:] == [(1, 1)] * 2
+    return header
 
 
 def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> FileHeader:

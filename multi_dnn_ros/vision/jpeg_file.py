@@ -1,9 +1,8 @@
-"""A checked JPEG file as the image of a frame, and decoding with OpenCV; does not import PyTorch."""
+"""Decoding of JPEG and PNG files with OpenCV; does not import PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,46 +13,6 @@ from multi_dnn_ros.common.errors import FrameError
 Bytes = npt.NDArray[np.uint8]
 #: (H, W, 3) uint8, C-contiguous.
 RgbImage = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class JpegFile:
-    """A JPEG file that :func:`multi_dnn_ros.vision.image_decoding.jpeg_for_device` has accepted.
-
-    data: the file, (bytes,) uint8, contiguous. height, width: pixels, from its header.
-    """
-
-    data: Bytes
-    height: int
-    width: int
-
-    def decode(self) -> RgbImage:
-        """The image on the CPU, (H, W, 3) uint8 RGB. Raises FrameError."""
-        return decode_file(self.data, self.height, self.width)
-
-    def copy(self, memory: Bytes | None = None) -> JpegFile:
-        """A copy in `memory`, (bytes,) uint8 of the size of the file; None: in new memory."""
-        if memory is None:
-            memory = np.empty_like(self.data)
-        np.copyto(memory, self.data)
-        return JpegFile(memory, self.height, self.width)
-
-
-#: The image of a frame: pixels, or a file that is decoded when the pixels are needed.
-FrameImage = RgbImage | JpegFile
-
-
-def size_of(image: FrameImage) -> tuple[int, int]:
-    """(height, width)."""
-    if isinstance(image, JpegFile):
-        return image.height, image.width
-    height, width = image.shape[:2]
-    return height, width
-
-
-def pixels_of(image: FrameImage) -> RgbImage:
-    """The pixels, (H, W, 3) uint8 RGB; a file is decoded by each call. Raises FrameError."""
-    return image.decode() if isinstance(image, JpegFile) else image
 
 
 def new_image(height: int, width: int) -> RgbImage:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torchvision
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branched_graph import BranchStreams
-from multi_dnn_ros.backends.branched_segments import segmented
+from multi_dnn_ros.backends.branched_graph import BranchedGraph, branches_of, compile_segments, with_branches
+from multi_dnn_ros.backends.branches import Segment, SerialGraphError, StreamPlan, plan_branches
 from multi_dnn_ros.backends.precision import cast_stage
 from multi_dnn_ros.models.cut import GraphStage, cut_module
+
+aten = torch.ops.aten
 
 
 class FakeStreams:
@@ -155,11 +160,16 @@ def blocks() -> GraphStage:
     return copy.deepcopy(_traced_blocks())
 
 
-def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams]) -> nn.Module:
+def branched(
+    stage: nn.Module,
+    streams: int,
+    make_streams: Callable[[int], Any] = lambda count: FakeStreams(),
+    fuses: bool = False,
+) -> nn.Module:
     """The stage on several streams, not compiled."""
-    found = segmented(stage, streams, make_streams, fuses=False)
+    found = with_branches(stage, streams, make_streams, fuses=fuses)
     assert found is not None
-    return found.parallel
+    return found
 
 
 @pytest.mark.parametrize("streams", [2, 4, 8])
@@ -168,7 +178,7 @@ def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
     stage: nn.Module = blocks()
     if kind == "bf16":
         stage = cast_stage(stage, torch.bfloat16)
-    parallel = branched(stage, streams, lambda count: FakeStreams())
+    parallel = branched(stage, streams)
     image = noise_like(EXAMPLE)
     with torch.inference_mode():
         for _ in range(2):
@@ -241,3 +251,134 @@ def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
         parallel(noise_like(EXAMPLE))
     assert freed_at_join[-1]
     assert any(readers - {own} for _, own, readers in watched.storages)
+
+
+# -- segments
+
+
+UNARY = (aten.relu.default, aten.sigmoid.default, aten.neg.default, aten.exp.default)
+
+
+@st.composite
+def traced_graphs(draw: st.DrawFn) -> fx.GraphModule:
+    """Random graphs of values of shape (2, 4) with views, lists, tuples and parameters."""
+    parts = nn.Module()
+    parts.weight = nn.Parameter(torch.linspace(-1.0, 1.0, 8).reshape(4, 2))
+    graph = fx.Graph()
+    values = [graph.placeholder("left"), graph.placeholder("right")]
+    values.append(graph.call_function(aten.t.default, (graph.get_attr("weight"),)))
+    for _ in range(draw(st.integers(1, 12))):
+        kind = draw(st.sampled_from(("unary", "sum", "view", "chunks", "maximum")))
+        one, other = (values[draw(st.integers(0, len(values) - 1))] for _ in range(2))
+        if kind == "unary":
+            values.append(graph.call_function(draw(st.sampled_from(UNARY)), (one,)))
+        elif kind == "sum":
+            values.append(graph.call_function(aten.add.Tensor, (one, other)))
+        elif kind == "view":
+            column = graph.call_function(aten.select.int, (one, 1, draw(st.integers(0, 3))))
+            wide = graph.call_function(aten.unsqueeze.default, (column, 1))
+            values.append(graph.call_function(aten.expand.default, (wide, [2, 4])))
+        elif kind == "chunks":
+            chunks = graph.call_function(aten.split.Tensor, (one, 2, 1))
+            halves = [graph.call_function(operator.getitem, (chunks, index)) for index in (1, 0)]
+            values.append(graph.call_function(aten.cat.default, (halves, 1)))
+        else:
+            found = graph.call_function(aten.max.dim, (one, 1, True))
+            largest, place = (graph.call_function(operator.getitem, (found, index)) for index in (0, 1))
+            scaled = graph.call_function(aten.mul.Tensor, (largest, place))
+            values.append(graph.call_function(aten.expand.default, (scaled, [2, 4])))
+    results = draw(st.lists(st.sampled_from(values), min_size=1, max_size=4))
+    graph.output((*results, values[-1]))
+    return fx.GraphModule(parts, graph)
+
+
+@given(traced_graphs(), st.sampled_from((2, 4)))
+def test_segments_compute_the_same_as_the_graph(graph_module: fx.GraphModule, streams: int):
+    """Also results that are inputs, parameters, views across segments, and items of tuples."""
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+    parallel = BranchedGraph(graph_module, plan_branches(graph_module, streams), FakeStreams())
+    inputs = (torch.linspace(-2.0, 2.0, 8).reshape(2, 4), torch.linspace(3.0, -1.0, 8).reshape(2, 4))
+    with torch.no_grad():
+        for result, right in zip(parallel(*inputs), graph_module(*inputs), strict=True):
+            assert torch.equal(result, right)
+
+
+def test_a_list_that_another_segment_reads_as_a_whole_is_refused():
+    graph = fx.Graph()
+    value = graph.placeholder("value")
+    lists = graph.call_function(aten.unsafe_chunk.default, (value, 2))
+    lists.meta["val"] = [torch.zeros(3, 3)] * 2
+    joined = [graph.call_function(each, (lists, 1)) for each in (aten.cat.default, aten.stack.default)]
+    graph.output(tuple(joined))
+    segments = tuple(Segment((node.name,), index % 2, (), index < 2) for index, node in enumerate((lists, *joined)))
+    with pytest.raises(SerialGraphError, match="passes on a list"):
+        BranchedGraph(fx.GraphModule(nn.Module(), graph), StreamPlan(segments, 2, (1,), 0.0), FakeStreams())
+
+
+class Compiler:
+    """Calls segments as they are and counts the calls. fails: the exceptions for some of them, by their number."""
+
+    def __init__(self, fails: dict[int, Exception] | None = None) -> None:
+        self.fails = fails or {}
+        self.compiled = 0
+        self.calls: list[int] = []
+        self.lines: list[str] = []
+
+    def compile_segment(self, segment: Stage, inputs: Tensors) -> Stage:
+        number = self.compiled
+        self.compiled += 1
+        if number in self.fails:
+            raise self.fails[number]
+        assert not torch.is_inference_mode_enabled()
+
+        def compiled(carried: Tensors) -> Tensors:
+            assert [each.stride() for each in carried] == [each.stride() for each in inputs]
+            self.calls.append(number)
+            return segment(carried)
+
+        return compiled
+
+    def run(self, stage: nn.Module, streams: int = 4) -> nn.Module:
+        parallel = branched(stage, streams, fuses=True)
+        with torch.inference_mode():  # as while a backend prepares stages
+            compile_segments("job 1 of a", parallel, EXAMPLE, self.compile_segment, self.lines.append)
+        self.calls.clear()
+        return parallel
+
+
+@pytest.mark.parametrize("kind", ["blocks", "wide", "bf16"])
+def test_compiled_segments_compute_the_same_as_the_stage(kind: str):
+    stage: nn.Module = blocks()
+    if kind == "wide":
+        stage = stage_of(Wide())
+    elif kind == "bf16":
+        stage = cast_stage(stage, torch.bfloat16, channels_last=True)
+    compiler = Compiler()
+    parallel = compiler.run(stage)
+    image = noise_like(EXAMPLE)
+    with torch.inference_mode():
+        for _ in range(2):
+            check_agreement(parallel(image), stage(image), 1e-6)
+    assert sorted(compiler.calls) == sorted(2 * list(range(compiler.compiled)))
+    assert len(compiler.lines) == compiler.compiled + 1
+
+
+def test_a_segment_that_cannot_be_compiled_stays_eager_unless_the_memory_does_not_suffice(caplog):
+    compiler = Compiler({1: RuntimeError("no lowering for that\nmore")})
+    stage, image = blocks(), noise_like(EXAMPLE)
+    parallel = compiler.run(stage)
+    assert "of job 1 of a runs eager, because Inductor fails: no lowering for that" in caplog.text
+    with torch.inference_mode():
+        check_agreement(parallel(image), stage(image), 1e-6)
+    assert sorted(compiler.calls) == [each for each in range(compiler.compiled) if each != 1]
+    with pytest.raises(torch.OutOfMemoryError):
+        Compiler({2: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")}).run(blocks())
+
+
+def test_a_stage_without_branches_or_without_a_graph_is_left_as_it_is():
+    chain = stage_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
+    assert with_branches(chain, 8, lambda count: pytest.fail("no streams are needed")) is None
+    assert branches_of(chain) is None
+    with pytest.raises(SerialGraphError, match="consists of 0 traced graphs"):
+        with_branches(nn.Sequential(nn.ReLU()), 2, lambda count: pytest.fail("no streams are needed"))

@@ -15,7 +15,6 @@ from test_branched_graph import EXAMPLE, FakeStreams, blocks
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors, captured_network, cuda_graph
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.captured_network import CapturedNetwork, Packing
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 
@@ -111,9 +110,6 @@ def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_unchanged(
 def test_a_compiled_stage_gets_branches_of_compiled_segments_from_the_module_that_it_was_compiled_from(
     with_compiler: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("get_device_name", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *device: "a GPU")
-    monkeypatch.setattr(cuda_graph, "current_sms", lambda device: 8)
     monkeypatch.setattr(cuda_graph, "CudaStreams", lambda stream, count: FakeStreams())
     source = blocks()
     compiled: list[Stage] = []
@@ -126,8 +122,7 @@ def test_a_compiled_stage_gets_branches_of_compiled_segments_from_the_module_tha
         results: Tensors = source(carried)
         return results
 
-    compiler = SegmentCompiler(compile_segment, lambda line: None) if with_compiler else None
-    backend = CudaGraph(branches="2", compiler=compiler)
+    backend = CudaGraph(branches=2, compile_segment=compile_segment if with_compiler else None)
     image = noise_like(EXAMPLE)
     with torch.inference_mode():
         job = backend._capture(0, serial, source, image, None, Shared(stream=STREAM))

@@ -16,15 +16,13 @@ from test_branched_graph import FakeStreams
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.branched_graph import streams_used
-from multi_dnn_ros.backends.branched_segments import SegmentCompiler, segmented
+from multi_dnn_ros.backends.branched_graph import branches_of, compile_segments, with_branches
 from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.common import resources
-from multi_dnn_ros.graph.segments import segment_name
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
@@ -143,18 +141,18 @@ def test_compiled_segments_on_several_streams_compute_the_same(caplog: pytest.Lo
     module = Forked().eval()
     backend = Inductor("lane")
     (stage,) = cut_module(module, example, 1)
+    parallel = with_branches(stage, 2, lambda count: FakeStreams(), fuses=True)
+    assert parallel is not None
     with torch.inference_mode():
-        segments = segmented(stage, 2, lambda count: FakeStreams(), fuses=True)
-        assert segments is not None
-        SegmentCompiler(backend.compile_segment, lambda line: None).compile("job 1 of lane", segments, example)
+        compile_segments("job 1 of lane", parallel, example, backend.compile_segment, lambda line: None)
     assert not warnings_in(caplog)
-    names = map(segment_name, range(segments.count))
-    assert not any(isinstance(segments.graph.get_submodule(name), torch.fx.GraphModule) for name in names)
+    segments = branches_of(parallel).segments
+    assert not any(isinstance(segment, torch.fx.GraphModule) for segment in segments[:-1])
     inputs = (torch.randn(192, 96),)
     with torch.inference_mode():
         for _ in range(2):
-            check_agreement(segments.parallel(inputs), (module(*inputs),), 1e-4)
-    assert streams_used(segments.parallel) == 2
+            check_agreement(parallel(inputs), (module(*inputs),), 1e-4)
+    assert branches_of(parallel).plan.streams == 2
 
 
 def test_without_a_compiler_stages_run_eager_with_one_warning(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from engine_fakes import WAIT, FakeClock, Gate, PassingClock, check_accounts, frame, stop_while_one_hangs, task
-from hypothesis import given
-from hypothesis import strategies as st
 
-from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
-from multi_dnn_ros.engine.waiting import BatchDelay, Mailboxes
+from multi_dnn_ros.engine import DropReason, Engine, Result
 
 CAMERAS = ("front", "left", "rear", "right")
 
@@ -179,14 +174,12 @@ def test_inference_starts_with_fewer_frames_after_the_batch_delay(start, recorde
     check_accounts(engine)
 
 
-@pytest.mark.parametrize("drain", [False, True])
-def test_stopping_does_not_wait_for_the_batch_delay(start, recorder, drain):
+def test_stopping_does_not_wait_for_the_batch_delay(start, recorder):
     engine = start(task(cameras=CAMERAS, batches=(4,), batch_delay_ns=10**12), workers=1, clock=FakeClock())
     for camera in CAMERAS[:2]:
         engine.offer(frame(camera, 1))
-    assert engine.stop(WAIT, drain=drain) == []
-    assert len(recorder.results) == (2 if drain else 0)
-    assert [d.reason for d in recorder.drops] == ([] if drain else [DropReason.SHUTDOWN] * 2)
+    assert engine.stop(WAIT) == []
+    assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN] * 2
     check_accounts(engine)
 
 
@@ -196,91 +189,7 @@ def test_a_hanging_batch_is_abandoned_with_all_its_frames(start, recorder):
     for camera in CAMERAS:
         engine.offer(frame(camera, 1))
     gate.wait_for_job()
-    stop_while_one_hangs(engine, "dnn-a", drain=True)
+    stop_while_one_hangs(engine, "dnn-a")
     gate.open()
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN] * 4
     check_accounts(engine)
-
-
-class Scene:
-    """Makes the calls of a DNN thread on mailboxes and batch delay, without the thread and with a fake clock."""
-
-    def __init__(self, cameras: tuple[str, ...], max_batch: int, delay_ns: int) -> None:
-        self.clock = FakeClock()
-        self.mailboxes = Mailboxes(cameras)
-        self.max_batch = max_batch
-        self.batch_delay = BatchDelay(max_batch, delay_ns, self.clock)
-        self.busy_until = self.clock.now
-
-    def next_ns(self) -> int | None:
-        """When the thread would wake by itself."""
-        if self.clock.now < self.busy_until:
-            return self.busy_until
-        remaining_s = self.batch_delay.remaining_s()
-        return None if remaining_s is None else self.clock.now + max(1, round(remaining_s * 1e9))
-
-    def try_start(self, begin: Callable[[list[Frame]], int]) -> None:
-        """Start an inference if possible; `begin` returns how long it takes."""
-        mailboxes = self.mailboxes
-        while len(mailboxes) and self.clock.now >= self.busy_until and self.batch_delay.should_start(len(mailboxes)):
-            taken: list[Frame] = []
-            while len(taken) < self.max_batch and (one := mailboxes.take()) is not None:
-                taken.append(one)
-            self.batch_delay.reset()
-            self.busy_until = self.clock.now + begin(taken)
-
-
-@given(
-    cameras=st.integers(1, 4).map(lambda count: CAMERAS[:count]),
-    max_batch=st.integers(1, 4),
-    delay_ns=st.integers(0, 50),
-    arrivals=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=40),
-    busy=st.lists(st.integers(1, 60), min_size=1, max_size=5),
-)
-def test_batches_lose_no_frame_bound_the_wait_and_take_each_camera_once(
-    cameras: tuple[str, ...], max_batch: int, delay_ns: int, arrivals: list[tuple[int, int]], busy: list[int]
-) -> None:
-    max_batch = min(max_batch, len(cameras))
-    scene = Scene(cameras, max_batch, delay_ns)
-    begun: list[list[Frame]] = []
-    waiting_since: int | None = None  # a frame waits and the DNN is free
-    overwritten: list[Frame] = []
-    skipped: Counter[str] = Counter()  # inferences that began without a camera whose frame waited
-
-    def begin(taken: list[Frame]) -> int:
-        nonlocal waiting_since
-        assert waiting_since is not None
-        waited = scene.clock.now - waiting_since
-        assert waited <= delay_ns
-        assert len(taken) == max_batch or waited == delay_ns
-        names = [one.camera for one in taken]
-        assert 1 <= len(names) == len(set(names)) <= max_batch
-        for camera in cameras:
-            skipped[camera] = 0 if camera in names or scene.mailboxes.is_empty(camera) else skipped[camera] + 1
-            assert skipped[camera] < len(cameras)
-        begun.append(taken)
-        waiting_since = None
-        return busy[len(begun) % len(busy)]
-
-    def try_start() -> None:
-        nonlocal waiting_since
-        if len(scene.mailboxes) and scene.clock.now >= scene.busy_until and waiting_since is None:
-            waiting_since = scene.clock.now
-        scene.try_start(begin)
-
-    at, offered = scene.clock.now, []
-    for pause, number in [*arrivals, (10_000, 0)]:
-        at += pause
-        while (wakes := scene.next_ns()) is not None and wakes <= at:
-            scene.clock.now = wakes
-            try_start()
-        scene.clock.now = at
-        one = frame(cameras[number % len(cameras)], len(offered) % 256)
-        offered.append(one)
-        old = scene.mailboxes.put(one)
-        overwritten += [] if old is None else [old]
-        try_start()
-    taken = [one for batch in begun for one in batch]
-    left = scene.mailboxes.clear()
-    assert Counter(map(id, offered)) == Counter(map(id, [*taken, *overwritten, *left]))
-    assert len(left) <= 1  # the one that came last

@@ -44,11 +44,10 @@ def decode(outputs: tuple, size: tuple[int, int]) -> float:
     policy=st.sampled_from(list(POLICIES)),
     workers=st.integers(1, 3),
     max_failures=st.integers(1, 4),
-    drain=st.booleans(),
     idle_every=st.integers(1, 10),
 )
 def test_every_frame_ends_once(
-    dnns: list[dict], offers: list, policy: str, workers: int, max_failures: int, drain: bool, idle_every: int
+    dnns: list[dict], offers: list, policy: str, workers: int, max_failures: int, idle_every: int
 ) -> None:
     recorder, clock = Recorder(), PassingClock()
     tasks = [task(f"dnn{number}", decode=decode, **settings) for number, settings in enumerate(dnns)]
@@ -66,7 +65,7 @@ def test_every_frame_ends_once(
         if number % idle_every == 0:
             assert engine.wait_idle(WAIT)
             check_accounts(engine)
-    assert engine.stop(WAIT, drain=drain) == []
+    assert engine.stop(WAIT) == []
     check_accounts(engine)
     ends = Counter((end.dnn, end.frame.camera) for end in (*recorder.results, *recorder.drops))
     assert ends == expected

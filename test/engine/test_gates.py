@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine import gates as gates_module
 from multi_dnn_ros.engine.gates import Gates
-from multi_dnn_ros.engine.inference import Inference, Item
+from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import POLICIES, make_policy
 
 AGING = 50
@@ -30,7 +30,7 @@ class Word:
 def of(dnn, at: int = 0) -> Inference:
     waiting = frame()
     waiting.received_ns = at
-    return Inference(dnn, (Item(waiting),), dnn.priority, dnn.deadline_ns, at)
+    return Inference(dnn, (waiting,), at)
 
 
 def test_a_more_important_frame_closes_the_others_gates_until_it_has_ended() -> None:
@@ -147,7 +147,6 @@ def test_an_engine_opens_the_gates_when_its_important_frame_ends(
             raise ValueError("a layer raised")
 
     high = task("high", jobs=1, cameras=("front",), on_gpu=True, priority=1, gate=Word(), on_job=on_job)
-    low = task("low", jobs=1, cameras=("rear",), on_gpu=True, gate=Word())
     blocker = Held()
     low = task("low", jobs=1, cameras=("rear",), on_gpu=True, gate=Word(), decode=lambda *_: blocker())
     engine = start(high, low, device=DEVICE, policy="priority", aging_ns=10**12)

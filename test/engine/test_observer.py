@@ -13,7 +13,7 @@ from engine_fakes import WAIT, Gate, Recorder, frame, task
 from fake_gpu import DEVICE, FakeGpu
 from fake_gpu import Counter as Written
 
-from multi_dnn_ros.engine import Engine, Frame
+from multi_dnn_ros.engine import Engine
 
 CPU = torch.device("cpu")
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -39,12 +39,6 @@ class Observed:
             self.events.append(("ended", dnn))
             self.running[dnn] -= 1
             assert self.running[dnn] >= 0
-
-    def image_began(self) -> None:
-        self.events.append(("image began", ""))
-
-    def image_ended(self) -> None:
-        self.events.append(("image ended", ""))
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
         assert self.running[dnn]
@@ -143,22 +137,3 @@ def test_a_running_job_is_observed() -> None:
     assert engine.wait_idle(WAIT)
     assert observed.running == {"held": 0}
     assert engine.stop(WAIT) == []
-
-
-def test_decoding_of_a_jpeg_file_on_a_gpu_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It happens before the frame is passed on, and an error of it drops the frame later."""
-    FakeGpu(monkeypatch)
-    decoded: list[str] = []
-    monkeypatch.setattr(Frame, "is_decoded_for", lambda frame, device: False)
-    monkeypatch.setattr(Frame, "decode_for", lambda frame, device: decoded.append(frame.camera))
-    observed, recorder = Observed(), Recorder()
-    engine = Engine([task("a", on_gpu=True)], **recorder.callbacks(), device=DEVICE, observer=observed)
-    engine.start()
-    engine.offer(frame())
-    recorder.wait(lambda: recorder.results)
-    assert engine.stop(WAIT) == []
-    assert decoded == ["front"]
-    assert observed.events[:3] == [("image began", ""), ("image ended", ""), ("began", "a")]
-    stopped = frame()
-    engine.offer(stopped)  # after the end, it is dropped and no error
-    assert [drop.frame for drop in recorder.drops] == [stopped]

@@ -7,7 +7,7 @@ from engine_fakes import FakeClock, Gate, WatchedPolicy, frame, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine.inference import Inference, Item
+from multi_dnn_ros.engine.inference import Inference
 from multi_dnn_ros.engine.policies import POLICIES, Policy, Priority, make_policy
 
 AGING = 50
@@ -22,8 +22,8 @@ def inference(
 ) -> Inference:
     waiting = frame()
     waiting.received_ns = at
-    timed = task(jobs=len(remaining or (1, 1)), remaining_ns=remaining, deadline_ns=deadline)
-    return Inference(timed, (Item(waiting),), priority, deadline, at)
+    timed = task(jobs=len(remaining or (1, 1)), remaining_ns=remaining, deadline_ns=deadline, priority=priority)
+    return Inference(timed, (waiting,), at)
 
 
 def order_of(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> list[int]:

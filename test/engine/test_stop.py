@@ -21,20 +21,6 @@ def test_stop_ends_every_thread(start):
     assert engine_threads() == []
 
 
-def test_drain_finishes_waiting_frames(start, recorder):
-    gate = Gate()
-    engine = start(task(jobs=1, on_job=lambda index: gate()), workers=1)
-    engine.offer(frame(value=1))
-    gate.wait_for_job()
-    engine.offer(frame(value=2))
-    gate.open()
-    assert engine.stop(WAIT, drain=True) == []
-    assert [r.frame.stamp_ns for r in recorder.results] == [1, 2]
-    engine.offer(frame(value=3))
-    assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN]
-    check_accounts(engine)
-
-
 def test_stop_with_jobs_queued_drops_them(start, recorder):
     gate = Gate()
     engine = start(*(task(name, jobs=2, on_job=lambda index: gate()) for name in "abc"), workers=1)
@@ -57,7 +43,7 @@ def test_a_job_that_hangs_does_not_keep_the_engine_from_stopping(start, recorder
     engine.offer(frame())
     gate.wait_for_job()
     begin = time.monotonic()
-    stop_while_one_hangs(engine, "dnn-a", drain=True)
+    stop_while_one_hangs(engine, "dnn-a")
     assert time.monotonic() - begin < WAIT / 2
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN]
     gate.open()  # its late result changes nothing

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from std_msgs.msg import Header
@@ -15,7 +14,6 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
-from multi_dnn_ros.vision.jpeg_file import JpegFile
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 from multi_dnn_ros.vision.results import Lanes
 
@@ -177,39 +175,6 @@ def test_the_image_is_copied_before_its_memory_is_reused(overlay: Overlay, last:
     publisher.go.set()
     publisher.until("200")
     assert overlay.corners == [0, 50]
-
-
-def jpeg_frame(number: int, value: int) -> Frame:
-    """As :func:`frame`, with a JPEG file full of `value`."""
-    data = cv2.imencode(".jpg", np.full((16, 16, 3), value, np.uint8))[1].reshape(-1)
-    found = Frame("front", 0, JpegFile(data, 16, 16), Header(frame_id=str(number)))
-    found.received_ns = number * _MS
-    return found
-
-
-def test_a_jpeg_file_is_copied_and_decoded_when_it_is_drawn(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-    decode = JpegFile.decode
-
-    def note(file: JpegFile) -> Any:
-        threads.append(threading.current_thread().name)
-        return decode(file)
-
-    monkeypatch.setattr(JpegFile, "decode", note)
-    overlay.publishers["rear"].go.clear()
-    overlay.complete(frame(50, "rear"))
-    assert overlay.publishers["rear"].begun.wait(WAIT_S)  # the thread is busy
-    first = jpeg_frame(100, 77)
-    overlay.complete(first)
-    assert isinstance(first.source, JpegFile)
-    first.source.data[:] = 0  # the slot is used again
-    overlay.publishers["rear"].go.set()
-    overlay.publishers["front"].until("100")
-    assert overlay.corners == [0, 77]
-    assert threads == ["overlay"]
-    overlay.publishers["front"].subscriptions = 0
-    overlay.complete(jpeg_frame(200, 88))
-    assert len(threads) == 1
 
 
 def test_without_a_subscription_results_are_forgotten(overlay: Overlay) -> None:

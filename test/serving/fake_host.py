@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,14 +52,9 @@ class FakeHost:
         self.serving = True
         self.offered: list[tuple[int, Frame]] = []
         self.recipients: list[tuple[str, ...]] = []
-        self.on_device: set[str] = set()  # DNNs whose engine decodes JPEG files
-        self.file_bytes = 1_000_000  # size of the largest file that fits into a buffer
 
     def serves(self, camera: str) -> bool:
         return self.serving
-
-    def decodes_jpeg(self, dnns: Collection[str]) -> bool:
-        return self.on_device.issuperset(dnns)
 
     def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:
         return FakeBuffer(self) if self.free.acquire(timeout=timeout_s) else None

@@ -41,10 +41,9 @@ class FakeEngine:
         self.memory: Any = dict
         self.sent: list[Any] = []
         self.jobs: dict[str, int] = {}
-        self.image_ns = 0
         self.heartbeat_ns: int | None = None  # None: it beats
         self.state = SimpleNamespace(
-            running_jobs=lambda: self.jobs, image_ns=lambda: self.image_ns,
+            running_jobs=lambda: self.jobs,
             heartbeat_ns=lambda: clock.now if self.heartbeat_ns is None else self.heartbeat_ns,
         )  # fmt: skip
 
@@ -308,10 +307,9 @@ def hang(bench: Bench, engine: Any, kind: str) -> None:
     now_ns = bench.clock.now
     engine.heartbeat_ns = now_ns if kind == "no heartbeat" else None
     engine.jobs = {"lane": now_ns} if kind == "a job of DNN lane" else {}
-    engine.image_ns = now_ns if kind == "decoding an image" else 0
 
 
-@pytest.mark.parametrize("kind", ["no heartbeat", "a job of DNN lane", "decoding an image"])
+@pytest.mark.parametrize("kind", ["no heartbeat", "a job of DNN lane"])
 def test_an_engine_that_hangs_is_replaced_but_not_because_the_machine_was_suspended(kind: str) -> None:
     bench = Bench()
     engine = bench.serving("lane")

@@ -154,9 +154,9 @@ class WatchedPolicy:
             assert self._queued.acquire(timeout=WAIT)
 
 
-def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, drain: bool = False) -> None:
+def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1) -> None:
     """Stop an engine whose thread of this name hangs. The others end, on a busy machine also after the timeout."""
-    assert name in engine.stop(timeout_s, drain=drain)
+    assert name in engine.stop(timeout_s)
     until(lambda: engine.running_threads() == [name], "the end of the other threads", told=engine.running_threads)
 
 

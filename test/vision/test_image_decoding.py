@@ -18,7 +18,6 @@ from multi_dnn_ros.vision.image_decoding import (
     ImageSettings,
     decode_compressed,
     decode_image,
-    jpeg_for_device,
 )
 
 SETTINGS = ImageSettings("front", 1 << 20)
@@ -318,7 +317,6 @@ def test_bayer_images_that_image_transport_has_compressed_have_colours(order, ex
     settings = ImageSettings("front", 1 << 20, bits=max(bits, 12))
     image = decode_compressed(frame, settings)
     assert np.abs(image[4:-4, 4:-4].astype(int) - colour).max() <= (3 if extension == ".jpg" else 1)
-    assert jpeg_for_device(frame, settings) is None
     allocator = Allocator()
     assert np.shares_memory(decode_compressed(frame, settings, allocator), allocator.given[0])
 
@@ -374,42 +372,7 @@ def test_a_jpeg_of_a_thousand_scans_is_rejected():
         decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), SETTINGS)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        (cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
-        *((cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor) for factor in (0x111111, 0x211111, 0x221111, 0x121111, 0x411111)),
-    ],
-)
-@pytest.mark.parametrize("grey", [False, True])
-def test_usual_jpeg_files_may_be_decoded_on_the_device(options, grey):
-    image = picture()[:, :, 0].copy() if grey else picture()
-    data = cv2.imencode(".jpg", image, options)[1].tobytes()
-    frame = SimpleNamespace(format="jpeg", data=array.array("B", data))
-    file = jpeg_for_device(frame, SETTINGS)
-    assert (file.height, file.width, file.data.tobytes()) == (*image.shape[:2], data)
-    np.testing.assert_array_equal(file.decode(), decode_compressed(frame, SETTINGS))
-
-
-@pytest.mark.parametrize(
-    ("at", "value"),
-    [
-        (1, 0xC1),  # extended sequential
-        (1, 0xC9),  # arithmetic coding
-        (4, 12),  # 12 bits
-        (9, 4),  # four components: CMYK
-        (11, 0x14),  # unusual sampling of luma
-        (14, 0x21),  # chroma with more samples than usual
-    ],
-)
-def test_unusual_jpeg_files_are_decoded_on_the_cpu(at, value):
-    data = bytearray(compressed(".jpg", picture()).data)
-    data[data.index(b"\xff\xc0") + at] = value
-    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", data)), SETTINGS) is None
-
-
-def test_jpeg_files_without_huffman_tables_are_decoded_on_the_cpu():
+def test_jpeg_files_without_huffman_tables():
     """Frames of Motion JPEG, as some USB cameras send them."""
     whole = bytes(compressed(".jpg", picture()).data)
     parts, position = [whole[:2]], 2
@@ -420,22 +383,8 @@ def test_jpeg_files_without_huffman_tables_are_decoded_on_the_cpu():
         position = end
     message = SimpleNamespace(format="jpeg", data=array.array("B", b"".join(parts) + whole[position:]))
     assert len(message.data) < len(whole)
-    assert jpeg_for_device(message, SETTINGS) is None
     expected = decode_compressed(compressed(".jpg", picture()), SETTINGS)
     np.testing.assert_array_equal(decode_compressed(message, SETTINGS), expected)
-
-
-def test_jpeg_files_that_are_not_ycbcr_are_decoded_on_the_cpu():
-    data = bytes(compressed(".jpg", picture()).data)
-    for transform, fits in ((0, False), (1, True), (2, False)):
-        adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
-        marked = array.array("B", data[:2] + adobe + data[2:])
-        assert (jpeg_for_device(SimpleNamespace(format="jpeg", data=marked), SETTINGS) is not None) is fits
-    named = bytearray(data)
-    for number, name in enumerate(b"RGB"):
-        named[data.index(b"\xff\xc0") + 10 + 3 * number] = name
-    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", named)), SETTINGS) is None
-    assert jpeg_for_device(compressed(".png", picture()), SETTINGS) is None
 
 
 @given(
@@ -451,8 +400,6 @@ def test_any_damaged_file_yields_an_image_or_a_frame_error(seed, extension, edit
         data[at % len(data)] = value
     frame = SimpleNamespace(format="x", data=array.array("B", data[: len(data) - cut % 3]))
     try:
-        file = jpeg_for_device(frame, ImageSettings("front", 10_000))
-        assert file is None or file.height * file.width <= 10_000
         image = decode_compressed(frame, ImageSettings("front", 10_000))
     except FrameError:
         return

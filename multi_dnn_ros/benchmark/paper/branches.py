@@ -101,7 +101,7 @@ def _stages(network: BranchNetwork, device: torch.device) -> dict[str, Any]:
             # A copy, because preparing moves the weights, which graphs captured earlier still read.
             jobs = cut_module(copy.deepcopy(network.module), network.inputs, 1, fold_batch_norm=True)
             chosen = choose_backend(
-                backend, device, _PRECISION, dnn=f"{network.name}, {name}", progress=_show, branches=str(count)
+                backend, device, _PRECISION, dnn=f"{network.name}, {name}", progress=_show, branches=count
             )
             (stages[name],) = chosen.prepare(jobs, network.inputs, device)
             if not isinstance(stages[name], StaticStage):

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import pytest
 from gpu_stages import Prepared, prepare_residual
 
-pytest.register_assert_rewrite("branch_checks")
-
 
 @pytest.fixture(scope="session")
 def prepared() -> Callable[[str, str], Prepared]:

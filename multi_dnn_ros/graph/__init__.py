@@ -1,1 +1,0 @@
-"""DNNs as traced graphs: tracing, costs of operations, cutting into stages."""
