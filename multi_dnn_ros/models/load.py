@@ -24,14 +24,13 @@ from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.registry import source_name
-from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
-from multi_dnn_ros.vision.view import View
+from multi_dnn_ros.vision.view import WHOLE, View
 
 T = TypeVar("T")
 
@@ -140,7 +139,7 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
     preprocess = collected(_preprocess, name, config, source, decoder)
     if decoder is not None and labels is not None:
         collected(_check_classes, name, config, decoder, labels)
-    view = collected(view_of, name, config, decoder)
+    view = collected(_view, name, config, decoder)
     if problems or decoder is None or labels is None or preprocess is None or view is None:
         raise ModelError("\n".join(problems))
     return Interface(decoder, labels, preprocess, view)
@@ -257,6 +256,26 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
         return Preprocess(width, height, **options)
     except ValueError as error:
         raise ModelError(f"parameters dnn.{name}.mean and std: {error}") from None
+
+
+def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
+    """The part of the image by parameter `crop`. decoder: None if unknown; results are then not checked.
+
+    name: the DNN or result, as below "dnn.", for messages. Raises ModelError if results cannot be placed.
+    """
+    if not config.crop:
+        return WHOLE
+    dnn = name.partition(".")[0]
+    view = View((config.crop[0], config.crop[1], config.crop[2], config.crop[3]), f"parameter dnn.{dnn}.crop")
+    if decoder is None:
+        return view
+    kind = RESULT_KINDS.get(decoder.result_kind)
+    where = f"results of dnn.{name} (kind '{kind.name}', decoder {decoder.name})"
+    if kind.place is None:
+        raise ModelError(
+            f"parameter dnn.{dnn}.crop is {config.crop}, but {where} cannot be placed in the image; allowed: []"
+        )
+    return view
 
 
 def _try(dnn: Dnn, config: DnnConfig) -> None:

@@ -9,6 +9,7 @@ in between, so that the kernel hands its child to the nearest subreaper, which i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -180,6 +181,10 @@ def _request(
 
 def serve(descriptor: int, modules: str) -> NoReturn:
     """The server's program, in which each fork executes the program that it was started for."""
+    with contextlib.suppress(ImportError):
+        import tqdm
+
+        tqdm.tqdm.monitor_interval = 0  # otherwise torch.export's progress bar starts a thread
     for name in filter(None, modules.split(",")):
         module, _, function = name.partition(":")
         found = importlib.import_module(module)
