@@ -30,7 +30,6 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn, Source
-    from multi_dnn_ros.models.onnx_header import Value
     from multi_dnn_ros.settings.schema import DnnConfig
 
 #: Name of the DNN of MODEL in errors, and the arguments that set its parameters.
@@ -118,7 +117,7 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
     from multi_dnn_ros.models.label_names import assumed_labels
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.models.onnx_cut import OptimizedGraph
-    from multi_dnn_ros.models.onnx_header import read_onnx_header
+    from multi_dnn_ros.models.onnx_source import declared
     from multi_dnn_ros.models.sources import load_source
     from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -128,9 +127,7 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
         num_classes=args.num_classes, input_width=width, input_height=height,
     )  # fmt: skip
     if Path(args.model).suffix.lower() == ".onnx":
-        header = read_onnx_header(Path(args.model))
-        content |= {"producer": header.producer, "opsets": header.opsets, "operators": header.operators}
-        content |= {"inputs": list(map(_described, header.inputs)), "outputs": list(map(_described, header.outputs))}
+        content |= declared(Path(args.model))
     source = load_source(_NAME, config, onnx=True)
     size = input_size(source, config)
     if size is None:
@@ -217,12 +214,6 @@ def _draw_image(dnn: Dnn, image: Path, output: Path) -> None:
     found = results_by_name(dnn.name, result)
     kinds = {result_name(dnn.name, name): RESULT_KINDS.get(each.result_kind) for name, each in dnn.outputs.items()}
     save_picture(output, draw(pixels, [Layer(name, kinds[name], part) for name, part in found.items()]))
-
-
-def _described(value: Value) -> str:
-    from multi_dnn_ros.decoders.layout import shape_text
-
-    return f"{value.name} {shape_text(value.shape) if value.shape is not None else 'of unknown shape'} {value.dtype}"
 
 
 def _text(content: Mapping[str, Any]) -> str:

@@ -24,8 +24,8 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.description import FORMAT as FORMAT
 from multi_dnn_ros.models.description import Description as Description
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.models.registry import source_of
+from multi_dnn_ros.models.weights import non_finite_tensor
 
 _EXTRA = "multi_dnn_ros.json"
 

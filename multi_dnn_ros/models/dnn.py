@@ -64,7 +64,7 @@ class Source:
         if self.detector is None:
             network: nn.Module = self.module
             return network
-        from multi_dnn_ros.models.torchvision_detector import DetectorCore
+        from multi_dnn_ros.models.torchvision_source import DetectorCore
 
         return DetectorCore(self.detector).eval()
 

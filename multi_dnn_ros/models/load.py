@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.decoders.anchor import AnchorHead
@@ -23,15 +22,13 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
-from multi_dnn_ros.models.registry import source_name
-from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
-from multi_dnn_ros.vision.view import View
+from multi_dnn_ros.vision.view import WHOLE, View
 
 T = TypeVar("T")
 
@@ -95,8 +92,13 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
 
 def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
     spec, config, source = interface.decoder, part.config, part.source
+    head = source.detector
+    if head is not None and not isinstance(head, AnchorHead):
+        from multi_dnn_ros.models.torchvision_source import anchor_head
+
+        head = anchor_head(head, (preprocess.height, preprocess.width))
     decoder = spec.factory(
-        *(() if source.detector is None else (_head(source.detector, (preprocess.height, preprocess.width)),)),
+        *(() if head is None else (head,)),
         preprocess,
         interface.labels,
         keep=config.keep,
@@ -106,15 +108,6 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
         max_detections=config.max_detections,
     )
     return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs, spec.name)
-
-
-def _head(detector: Any, size: tuple[int, int]) -> AnchorHead:
-    """The outputs of a detector for inputs of (height, width)."""
-    if isinstance(detector, AnchorHead):
-        return detector
-    from multi_dnn_ros.models.torchvision_detector import anchor_head
-
-    return anchor_head(detector, size)
 
 
 def _own_threshold(source: Source, role: str) -> float:
@@ -140,7 +133,7 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
     preprocess = collected(_preprocess, name, config, source, decoder)
     if decoder is not None and labels is not None:
         collected(_check_classes, name, config, decoder, labels)
-    view = collected(view_of, name, config, decoder)
+    view = collected(_view, name, config, decoder)
     if problems or decoder is None or labels is None or preprocess is None or view is None:
         raise ModelError("\n".join(problems))
     return Interface(decoder, labels, preprocess, view)
@@ -148,18 +141,14 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
 
 def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:
     """Check that `keep` and `num_classes` fit the class names."""
-    problems = []
-    check_labels = getattr(decoder.factory, "check_labels", Decoder.check_labels)
     try:
-        check_labels(labels, config.keep)
+        getattr(decoder.factory, "check_labels", Decoder.check_labels)(labels, config.keep)
     except ValueError as error:
-        problems.append(f"parameter dnn.{name}.{error}")
+        raise ModelError(f"parameter dnn.{name}.{error}") from None
     if config.num_classes and config.num_classes != len(labels):
-        problems.append(
+        raise ModelError(
             f"parameter dnn.{name}.num_classes is {config.num_classes}, but {config.model} has {len(labels)} classes"
         )
-    if problems:
-        raise ModelError("\n".join(problems))
 
 
 def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
@@ -170,41 +159,23 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
             f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean; "
             f"allowed: {', '.join(decoders_for(source))}"
         )
+    by = "" if config.decoder != "auto" or not source.decoder else f", as {config.model} names it"
     try:
         spec = DECODERS.get(chosen)
+        RESULT_KINDS.get(spec.result_kind)
     except ExtensionError as error:
-        raise ModelError(f"{_chosen_by(name, config, source)}: {error}") from None
+        raise ModelError(f"parameter dnn.{name}.decoder is '{chosen}'{by}: {error}") from None
     if spec.takes_detector != (source.detector is not None):
         allowed = (["auto"] if source.decoder else []) + decoders_for(source)
         raise ModelError(
             f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: {', '.join(allowed)}"
         )
-    if spec.result_kind not in extensions.names(extensions.RESULT_KINDS):
-        raise ModelError(
-            f"parameter dnn.{name}.decoder is '{chosen}', whose result kind '{spec.result_kind}' is not known; "
-            f"known: {', '.join(extensions.names(extensions.RESULT_KINDS))}"
-        )
-    if extensions.distribution(extensions.RESULT_KINDS, spec.result_kind):
-        try:
-            RESULT_KINDS.get(spec.result_kind)
-        except ExtensionError as error:
-            raise ModelError(f"parameter dnn.{name}.decoder is '{chosen}': {error}") from None
     if preset is not None and preset.result_kind != spec.result_kind:
         raise ModelError(
             f"parameter dnn.{name}.role is '{config.role}', but {config.model} is decoded as '{chosen}': "
             f"{spec.result_kind} instead of {preset.result_kind}"
         )
     return spec
-
-
-def _chosen_by(name: str, config: DnnConfig, source: Source) -> str:
-    """What names the decoder, for messages: the parameter, the file or the model source of another package."""
-    if config.decoder != "auto" or not source.decoder:
-        return f"parameter dnn.{name}.decoder"
-    group, source_of_model = extensions.MODEL_SOURCES, source_name(config.model)
-    if extensions.distribution(group, source_of_model):
-        return f"dnn.{name}: {extensions.display_name(group, source_of_model)} names the decoder of {config.model}"
-    return f"dnn.{name}: {config.model} names its decoder"
 
 
 def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> tuple[str, ...]:
@@ -259,6 +230,26 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
         raise ModelError(f"parameters dnn.{name}.mean and std: {error}") from None
 
 
+def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
+    """The part of the image by parameter `crop`. decoder: None if unknown; results are then not checked.
+
+    name: the DNN or result, as below "dnn.", for messages. Raises ModelError if results cannot be placed.
+    """
+    if not config.crop:
+        return WHOLE
+    dnn = name.partition(".")[0]
+    view = View((config.crop[0], config.crop[1], config.crop[2], config.crop[3]), f"parameter dnn.{dnn}.crop")
+    if decoder is None:
+        return view
+    kind = RESULT_KINDS.get(decoder.result_kind)
+    where = f"results of dnn.{name} (kind '{kind.name}', decoder {decoder.name})"
+    if kind.place is None:
+        raise ModelError(
+            f"parameter dnn.{dnn}.crop is {config.crop}, but {where} cannot be placed in the image; allowed: []"
+        )
+    return view
+
+
 def _try(dnn: Dnn, config: DnnConfig) -> None:
     """Run once on zeros, so that a wrong class count or input size is reported now, not with the first frame."""
     try:
@@ -277,11 +268,7 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
                 f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(outputs)} raw "
                 f"outputs; allowed: 0 to {len(outputs) - 1}"
             )
-        _check_outputs(output.decoder, [outputs[number] for number in numbers], where, config)
-
-
-def _check_outputs(decoder: Decoder, outputs: list[Any], name: str, config: DnnConfig) -> None:
-    try:
-        decoder.check(outputs)
-    except OutputError as error:
-        raise ModelError(f"dnn.{name}: {config.model}: {error}") from None
+        try:
+            output.decoder.check([outputs[number] for number in numbers])
+        except OutputError as error:
+            raise ModelError(f"dnn.{where}: {config.model}: {error}") from None

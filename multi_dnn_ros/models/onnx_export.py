@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import onnx
 import torch
 from torch import nn
@@ -48,9 +47,8 @@ def export(module: nn.Module, example: Tensors) -> onnx.ModelProto:
     """A module in eval mode on the CPU as an ONNX graph for inputs of these shapes and types, which returns its
     tensors in the order in which tuples and dicts hold them. Raises ExportError.
 
-    Uses PyTorch's TorchScript-based exporter, which takes a tenth of a second for a small DNN. If it fails and the
-    package `onnxscript` is installed, the exporter based on torch.export is tried, which takes seconds and supports
-    more operations.
+    Uses PyTorch's TorchScript-based exporter, which takes a tenth of a second for a small DNN, and needs no further
+    package.
     """
     flat = _Flat(module)
     with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be traced
@@ -94,24 +92,22 @@ def _compare(network: OnnxNetwork, module: nn.Module, example: Tensors) -> None:
     image = torch.rand(example[0].shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         _Flat(module)(image)
-        expected: Any = _Flat(module)(image)  # a state differs from now on
+        expected: Tensors = _Flat(module)(image)  # a state differs from now on
     for number, (found, right) in enumerate(zip(network(image.numpy()), expected, strict=True)):
-        own = torch.from_numpy(found).double()
-        difference = (own - right.double()).abs().nan_to_num(0.0).max() if own.numel() else torch.zeros(())
-        scale = right.double().abs().nan_to_num(0.0).max() if own.numel() else torch.ones(())
-        if own.shape != right.shape or float(difference) > _TOLERANCE * (0.1 + float(scale)):
-            raise ExportError(f"as ONNX its output {number} is off by {difference:.3g} on a scale of {scale:.3g}")
+        own, wanted = found.astype(np.float64), right.double().numpy()
+        scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
+        if own.shape != wanted.shape or not np.allclose(
+            own, wanted, rtol=0.0, atol=_TOLERANCE * (0.1 + scale), equal_nan=True
+        ):
+            raise ExportError(f"as ONNX its output {number} differs from PyTorch's on a scale of {scale:.3g}")
 
 
 def _export(
     chain: nn.Module, example: Tensors, input_names: Sequence[str], output_names: Sequence[str]
 ) -> onnx.ModelProto:
-    exporters: list[Callable[..., onnx.ModelProto]] = [_export_by_torchscript, _export_traced]
-    if importlib.util.find_spec("onnxscript") is not None:
-        exporters.append(_export_by_torch_export)
     failures = []
     with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad():
-        for exporter in exporters:
+        for exporter in (_export_by_torchscript, _export_traced):
             try:
                 return exporter(chain, example, list(input_names), list(output_names))
             except Exception as error:  # whatever an exporter raises, the next one may succeed
@@ -144,17 +140,6 @@ def _export_by_torchscript(
         return onnx.load(path)
 
 
-def _export_by_torch_export(
-    chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
-) -> onnx.ModelProto:
-    program = torch.onnx.export(
-        chain, example, dynamo=True, input_names=input_names, output_names=output_names, verbose=False
-    )
-    assert program is not None
-    model: onnx.ModelProto = program.model_proto
-    return model
-
-
 def _register_views() -> None:
     """Register _unsafe_view, which traced graphs contain and the TorchScript-based exporter does not know."""
     from torch.onnx import symbolic_helper
@@ -168,7 +153,7 @@ def _register_views() -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress deprecation warnings, progress, and the dump of a rejected graph (thousands of lines on stdout)."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
     levels = [logger.level for logger in loggers]
     dump = getattr(torch._C, "_jit_onnx_log", None)
     try:

@@ -1,8 +1,9 @@
-"""Model source of .onnx files."""
+"""Model source of .onnx files, and what such a file declares."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -87,3 +88,37 @@ def _source(prepared: Prepared, network: Any) -> Source:
         outputs=tuple(shape for _, shape in prepared.outputs),
         output_names=tuple(name for name, _ in prepared.outputs),
     )
+
+
+def declared(path: Path) -> dict[str, Any]:
+    """What an ONNX file declares, read without its weights: its producer, opsets by domain, number of uses of each
+    operator (those inside If and Loop included), inputs and outputs as text. Raises ModelError.
+    """
+    import onnx
+
+    from multi_dnn_ros.decoders.layout import shape_text
+
+    def text(value: Any) -> str:
+        tensor = value.type.tensor_type
+        shape = shape_text(tuple(axis.dim_value for axis in tensor.shape.dim)) if tensor.HasField("shape") else "?"
+        return f"{value.name} {shape} {onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)}"
+
+    def operators(graph: Any) -> Counter[str]:
+        found = Counter(f"{node.domain}.{node.op_type}".strip(".") for node in graph.node)
+        for attribute in (each for node in graph.node for each in node.attribute):
+            for inner in (attribute.g, *attribute.graphs):
+                found += operators(inner)
+        return found
+
+    def read() -> dict[str, Any]:
+        model = onnx.load(path, load_external_data=False)
+        constants = {tensor.name for tensor in model.graph.initializer}
+        return {
+            "producer": f"{model.producer_name} {model.producer_version}".strip(),
+            "opsets": {entry.domain: entry.version for entry in model.opset_import},
+            "operators": dict(operators(model.graph).most_common()),
+            "inputs": [text(value) for value in model.graph.input if value.name not in constants],
+            "outputs": [text(value) for value in model.graph.output],
+        }
+
+    return _read(path, read)

@@ -1,7 +1,11 @@
-"""Registry of model sources, which load the networks of parameter `dnn.<dnn>.model`."""
+"""Registry of model sources, which load the networks of parameter `dnn.<dnn>.model`, and those of this package.
+
+PyTorch is imported only by sources that need it, when they load a network.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.common.extras import MissingExtra, optional
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.settings.forms import path_problem
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -63,6 +69,7 @@ class ModelSource:
     is_onnx: bool = False
 
 
+_WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
 MODEL_SOURCES = extensions.Registry(ModelSource, extensions.MODEL_SOURCES)
 
 
@@ -88,3 +95,49 @@ def existing_file(path: str, what: str) -> Path:
     if not os.access(file, os.R_OK):
         raise ModelError(f"{what} is '{path}': this user has no permission to read it")
     return file
+
+
+def _loader(module: str, function: str) -> Callable[[ModelRequest], Source]:
+    """A function of another module of this package, which is imported when it is called."""
+
+    def load(request: ModelRequest) -> Source:
+        try:
+            with optional(f"model '{request.config.model}', when it is first used,"):
+                implementation = importlib.import_module(f"multi_dnn_ros.models.{module}")
+        except MissingExtra as error:
+            raise ModelError(f"{request.where}{error}") from error
+        found: Source = getattr(implementation, function)(request)
+        return found
+
+    return load
+
+
+def _builtin(request: ModelRequest) -> Source:
+    """A built-in network. Raises ModelError; for an unknown name without PyTorch, too."""
+    if request.name not in SCORE_THRESHOLDS:
+        raise ModelError(f"{request.where}model is 'builtin:{request.name}'; allowed: {BUILTIN.form}")
+    return _loader("torch_sources", "builtin_source")(request)
+
+
+BUILTIN = ModelSource(
+    "builtin",
+    _builtin,
+    form=", ".join(f"builtin:{name}" for name in sorted(SCORE_THRESHOLDS)),
+    rebuilds=True,
+    file=lambda name: _WEIGHTS / f"{name}.safetensors",
+    onnx_file=lambda name: _WEIGHTS / f"{name}.onnx",
+)
+TORCHVISION = ModelSource(
+    "torchvision",
+    _loader("torchvision_source", "torchvision_source"),
+    form="torchvision:<builder>",
+    takes_weights=True,
+    rebuilds=True,
+)
+SAFETENSORS = ModelSource(
+    ".safetensors",
+    _loader("torch_sources", "rebuilt_source"),
+    form="a .safetensors file of multi-dnn decompose or retrain",
+)
+EXPORTED = ModelSource(".pt2", _loader("torch_sources", "exported_source"), form="a .pt2 file")
+ONNX = ModelSource(".onnx", _loader("onnx_source", "onnx_source"), form="an .onnx file", is_onnx=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.dnn import Source
@@ -11,11 +10,6 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.onnx_form import onnx_form
 from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, existing_file, source_name, source_of
 from multi_dnn_ros.settings.schema import DnnConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from multi_dnn_ros.models.description import Description
 
 
 def load_source(name: str, config: DnnConfig, *, onnx: bool = False) -> Source:
@@ -42,18 +36,6 @@ def load_network(
     if num_classes and source.classes and num_classes != source.classes:
         raise ModelError(f"argument num_classes is {num_classes}, but {model} has {source.classes} classes")
     return source
-
-
-def load_artifact(path: Path) -> tuple[nn.Module, Description]:
-    """The network of a file that :func:`multi_dnn_ros.models.artifact.save_artifact` wrote, in eval mode on the CPU.
-
-    Rebuilt from the model's name and plan (.safetensors) or read as an exported program (.pt2). Raises ModelError,
-    which names the file, the key and what is expected, also for files that save_artifact did not write.
-    """
-    source = load_network(str(path))
-    if source.description is None:
-        raise ModelError(f"{path}: was not written by multi-dnn decompose or retrain")
-    return source.module, source.description
 
 
 def weights_file(model: str) -> Path | None:

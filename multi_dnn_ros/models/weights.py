@@ -114,3 +114,15 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ModelError(f"{source} does not fit {type(network).__name__}: {'; '.join(problems[:_SHOWN])}{more}")
     network.load_state_dict(weights, strict=False)
+
+
+def non_finite_tensor(state: Mapping[str, torch.Tensor]) -> str | None:
+    """Name of the first floating-point tensor of a state dict with an infinite value or NaN; None: there is none.
+
+    Besides weights these can be the statistics of batch normalization, which do not affect the loss of training: its
+    normalization uses those of the batch.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None

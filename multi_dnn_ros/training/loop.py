@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.models.artifact import weights_digest
-from multi_dnn_ros.models.finite_weights import non_finite_tensor
+from multi_dnn_ros.models.weights import non_finite_tensor
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Batches

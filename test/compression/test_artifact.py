@@ -18,7 +18,7 @@ from multi_dnn_ros.compression.ranks import Ratio
 from multi_dnn_ros.models.artifact import Description, read_description, save_artifact
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.sources import load_artifact, load_network
+from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
@@ -60,7 +60,8 @@ def edited(path: Path, to: Path, **header: Any) -> Path:
 
 def test_the_node_loads_what_was_written(made: tuple[Path, torch.nn.Module]) -> None:
     path, module = made
-    again, description = load_artifact(path)
+    source = load_network(str(path))
+    again, description = source.module, source.description
     assert description.provenance == {"seed": 3}
     assert output_difference(module, again, (torch.rand(1, 3, 288, 384),)) == 0.0
     dnn = load_dnn("object", DnnConfig(role="object", model=str(path)))
@@ -99,12 +100,12 @@ def test_exported_programs(tmp_path: Path) -> None:
     assert output_difference(original, network, (image,)) < 1e-4  # both decomposed
     out = tmp_path / "out.pt2"
     save_artifact(out, network, Description(model="in.pt2", input_size=(64, 48), labels=("line",), plan=plan))
-    module, description = load_artifact(out)
+    source = load_network(str(out))
+    module, description = source.module, source.description
     assert description.plan == plan
     assert output_difference(network, module, (image,)) < 1e-5
     assert load_dnn("x", DnnConfig(role="lane", model=str(out), decoder="lane")).labels == ("line",)
-    with pytest.raises(ModelError, match=r"in\.pt2: was not written by multi-dnn decompose"):
-        load_artifact(tmp_path / "in.pt2")
+    assert load_network(str(tmp_path / "in.pt2")).description is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,8 @@ def test_a_failed_write_leaves_the_last_good_file(
     made: tuple[Path, torch.nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "object.safetensors"
-    broken, description = load_artifact(made[0])
+    source = load_network(str(made[0]))
+    broken, description = source.module, source.description
     save_artifact(path, made[1], description)
     assert path.stat().st_mode & 0o777 == 0o644  # the node may run as another user
     before = path.read_bytes()

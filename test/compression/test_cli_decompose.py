@@ -10,7 +10,7 @@ import torch
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.sources import load_artifact
+from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
@@ -21,7 +21,7 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "MACs" in capsys.readouterr().out
     dnn = load_dnn("lane", DnnConfig(role="lane", model=str(out)))
     assert dnn.labels == ("lane",)
-    _, description = load_artifact(out)
+    description = load_network(str(out)).description
     content = json.loads((report / "report.json").read_text())
     assert content["macs"]["cut"] >= 0.4
     assert content["command"]
@@ -33,7 +33,7 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     again = tmp_path / "again.safetensors"
     assert main([*arguments[:3], str(again), *arguments[4:]]) == 0
-    first, second = (load_artifact(path)[0].state_dict() for path in (out, again))
+    first, second = (load_network(str(path)).module.state_dict() for path in (out, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
     assert main(["decompose", str(out), "--output", str(again)]) == 2
@@ -55,7 +55,8 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert content["target"].split("; ")[1:3] == ["auto", "eager"]
     assert all(entry["decomposed_ms"] < entry["original_ms"] for entry in content["latency_ms"])
     assert any(layer["details"] for layer in content["layers"])
-    loaded, description = load_artifact(out)
+    source = load_network(str(out))
+    loaded, description = source.module, source.description
     assert len(content["latency_ms"]) == (2 if description.plan else 0)
     assert loaded(torch.zeros(1, 3, 24, 24)).shape == (1, 64, 20, 20)
 

@@ -17,7 +17,7 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.decompose import decompose
 from multi_dnn_ros.compression.ranks import Choice
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan
-from multi_dnn_ros.models.sources import load_artifact
+from multi_dnn_ros.models.sources import load_network
 
 
 class Ranks:
@@ -99,7 +99,7 @@ def test_the_command_uses_images(kind: str, tmp_path: Path, capsys: pytest.Captu
     data = "road" if kind == "road" else str(write_images(tmp_path / "frames", 8))
     out = tmp_path / "lane.safetensors"
     assert main(["decompose", "builtin:lane", "--output", str(out), "--data", data]) == 0
-    _, description = load_artifact(out)
+    description = load_network(str(out)).description
     assert description.provenance["norm"] == "outputs"
     assert description.provenance["images"]["count"] >= 8
     assert description.plan

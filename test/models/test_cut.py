@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torchvision
@@ -67,52 +65,6 @@ def test_segmentation_with_a_dictionary_of_outputs() -> None:
     features = torchvision.models.mobilenet_v3_small(weights=None).features[:3]
     backbone = IntermediateLayerGetter(features, {"1": "low", "2": "high"})
     check(randomized(LRASPP(backbone, 16, 24, num_classes=3)), (torch.rand(1, 3, 64, 96),), (1, 5))
-
-
-def test_onnx_operators_with_constants(tmp_path: Path) -> None:
-    """Reshape, slice, pad, gather and resize with constants, as exporters write them."""
-    import numpy as np
-    from onnx import TensorProto, helper, numpy_helper, save
-
-    constants = {
-        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64),
-        "starts": np.array([1], np.int64),
-        "ends": np.array([9], np.int64),
-        "axes": np.array([2], np.int64),
-        "shape": np.array([0, 3, -1, 10], np.int64),
-        "index": np.array(1, np.int64),
-        "scales": np.array([1, 1, 2, 2], np.float32),
-        "roi": np.array([], np.float32),
-    }
-    nodes = [
-        helper.make_node("Pad", ["image", "pads"], ["padded"]),
-        helper.make_node("Slice", ["padded", "starts", "ends", "axes"], ["sliced"]),
-        helper.make_node("Reshape", ["sliced", "shape"], ["shaped"]),
-        helper.make_node("Gather", ["shaped", "index"], ["one"], axis=1),
-        helper.make_node("Resize", ["shaped", "roi", "scales"], ["large"], mode="nearest"),
-        helper.make_node("Relu", ["one"], ["out"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "shapes",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("out", "large")],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    file = tmp_path / "shapes.onnx"
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
-
-    import onnxruntime
-
-    from multi_dnn_ros.models.onnx_intake.conversion import convert
-    from multi_dnn_ros.models.onnx_intake.preparation import prepare
-
-    module = convert(prepare(file).model)
-    image = torch.randn(1, 3, 8, 8)
-    expected = onnxruntime.InferenceSession(str(file)).run(None, {"image": image.numpy()})
-    for reference, got in zip(expected, module(image), strict=True):
-        torch.testing.assert_close(got, torch.from_numpy(reference))
-    check(module, (image,), (1, 3))
 
 
 class Branches(nn.Module):

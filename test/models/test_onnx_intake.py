@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.backends.onnxruntime_sessions import make_sessions
-from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.sources import load_network, load_source
+from multi_dnn_ros.models.trace import trace
 from multi_dnn_ros.settings.schema import DnnConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,11 +76,6 @@ def exported(path: Path, opset: int, *, dynamic: bool = False, network: nn.Modul
     return path
 
 
-def served(name: str, config: DnnConfig) -> Dnn:
-    """A DNN as a CPU runs it."""
-    return load_dnn(name, config, onnx=True)
-
-
 def noise(width: int = 48, height: int = 32) -> np.ndarray:
     return RANDOM.random((1, 3, height, width), np.float32)
 
@@ -97,6 +92,9 @@ def test_an_export_of_torch_agrees_with_onnxruntime(opset: int, dynamic: bool, t
     else:
         file = exported(tmp_path / "net.onnx", opset, dynamic=dynamic)
     assert_same(file, noise(), tolerance=1e-4, size=(48, 32))
+    image = torch.from_numpy(noise())
+    network = converted(file, (48, 32))
+    torch.testing.assert_close(trace(network, (image,))(image), tuple(network(image)))
     shapes = [shape for _, shape in prepare(file, (48, 32)).outputs]
     assert shapes == [(1, 6, 384), (1, 6, 32, 48)]
     operators = {node.op_type for node in prepare(file, (48, 32)).model.graph.node}
@@ -222,18 +220,6 @@ def test_the_second_input_of_rt_detr_and_paddle_is_the_size(tmp_path: Path) -> N
         module = load_source("x", DnnConfig(role="object", model=str(file))).module
         with torch.inference_mode():
             np.testing.assert_allclose(module(torch.ones(1, 3, 8, 10)).numpy(), [expected], rtol=1e-6)
-
-
-def test_a_known_input_with_free_axes_is_no_second_image(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Add", ["image", "input_mask"], ["sum"]),
-        helper.make_node("Relu", ["sum"], ["out"]),
-    ]
-    proto = model(nodes, ["out"], opset=13)
-    proto.graph.input.append(helper.make_tensor_value_info("input_mask", TensorProto.FLOAT, [1, "c", "h", "w"]))
-    module = load_source("x", DnnConfig(role="object", model=str(written(tmp_path / "m.onnx", proto)))).module
-    with torch.inference_mode():
-        assert module(torch.ones(1, 3, 8, 10)).sum() == 240
 
 
 def test_external_data_is_read_from_the_models_folder(tmp_path: Path) -> None:
@@ -375,9 +361,8 @@ def test_the_metadata_tells_the_layouts_of_rt_detr_from_others(
 )
 def test_wrong_metadata_is_named(properties: dict[str, str], words: str, tmp_path: Path) -> None:
     file = ultralytics(tmp_path / "u.onnx", **properties)
-    for step in (served,):
-        with pytest.raises(ModelError, match=rf"u\.onnx: .*{words}"):
-            step("x", DnnConfig(role="object", model=str(file), decoder="yolo"))
+    with pytest.raises(ModelError, match=rf"u\.onnx: .*{words}"):
+        load_dnn("x", DnnConfig(role="object", model=str(file), decoder="yolo"), onnx=True)
 
 
 SIDECARS = {
@@ -431,19 +416,9 @@ def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "cycle": (
-        lambda: model(
-            [helper.make_node("Add", ["image", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])], ["b"], opset=13
-        ),
-        "the graph is not acyclic",
-    ),
     "unknown": (
         lambda: model([helper.make_node("Magic", ["image"], ["a"])], ["a"], opset=13),
         "No Op registered for Magic",
-    ),
-    "domain": (
-        lambda: model([helper.make_node("Gelu", ["image"], ["a"], domain="com.microsoft")], ["a"], opset=13),
-        "No opset import for domain com.microsoft",
     ),
     "dynamic": (
         lambda: model(
@@ -464,31 +439,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: model([helper.make_node("Relu", ["image"], ["a"])], ["a"], opset=13, shape=[1, 1, 8, 8]),
         r"takes inputs of shapes \[\(1, 1, 8, 8\)\] \(0: free\); allowed: one image .* and inputs named orig_target_",
     ),
-    "misfit": (
-        lambda: model(
-            [helper.make_node("Conv", ["image", "w"], ["a"])],
-            ["a"],
-            opset=13,
-            constants={"w": np.zeros((4, 5), np.float32)},
-        ),
-        r"ONNX Runtime cannot run it: .*Conv",
-    ),
-    "pairs": (
-        lambda: model(
-            [
-                helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["chosen"]),
-                helper.make_node("Cast", ["chosen"], ["a"], to=1),
-            ],
-            ["a"],
-            opset=13,
-            constants={  # no two of the boxes overlap: two million comparisons
-                "boxes": (np.arange(2000)[None, :, None] + np.array([0.0, 0.0, 0.5, 0.5])).astype(np.float32),
-                "scores": np.ones((1, 1, 2000), np.float32),
-                "most": np.array([2000], np.int64),
-            },
-        ),
-        "operator NonMaxSuppression: boxes and scores before it have no fixed shape",
-    ),
 }
 
 
@@ -496,19 +446,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_a_refusal_is_one_line_with_file_and_operator(name: str, tmp_path: Path) -> None:
     make, words = REFUSED[name]
     file = written(tmp_path / f"{name}.onnx", make())
-    for step in (served,):
-        with pytest.raises(ModelError, match=rf"{name}\.onnx: .*{words}") as caught:
-            step("x", DnnConfig(role="object", model=str(file), decoder="yolo", labels=["a"]))
-        assert "\n" not in str(caught.value)
-
-
-def test_constants_that_would_exhaust_the_memory_are_not_computed(tmp_path: Path) -> None:
-    """A constant that is doubled sixty times is refused because of its size."""
-    nodes = [helper.make_node("Concat", [f"d{i}", f"d{i}"], [f"d{i + 1}"], axis=0) for i in range(60)]
-    nodes.append(helper.make_node("Cast", ["d60"], ["a"], to=1))
-    proto = model(nodes, ["a"], opset=13, constants={"d0": np.zeros(4, np.int64)})
-    with pytest.raises(ModelError, match=r"bomb\.onnx: at operator Concat its tensors take more than 2 GiB"):
-        load_dnn(
-            "x",
-            DnnConfig(role="object", model=str(written(tmp_path / "bomb.onnx", proto)), decoder="yolo", labels=["a"]),
-        )
+    with pytest.raises(ModelError, match=rf"{name}\.onnx: .*{words}") as caught:
+        load_dnn("x", DnnConfig(role="object", model=str(file), decoder="yolo", labels=["a"]), onnx=True)
+    assert "\n" not in str(caught.value)

@@ -87,7 +87,7 @@ def test_what_is_imported_is_required_or_in_its_extra() -> None:
         for name, guarded in imported(tree):
             if name in sys.stdlib_module_names or name == "multi_dnn_ros" or BROUGHT_OTHERWISE.fullmatch(name):
                 continue
-            if EXTRA_OF.get(name) == "torch":  # who imports such a module needs it; see own_sources and the tests below
+            if EXTRA_OF.get(name) == "torch":  # who imports such a module needs it; see registry and the tests below
                 continue
             assert guarded or name not in EXTRA_OF, f"{source}: import {name} inside a function, within extras.optional"
             assert guarded or packages[name] & serving, f"{source} imports {name}, which setup.py does not require"

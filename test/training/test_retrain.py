@@ -25,7 +25,7 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.sources import load_artifact, load_network
+from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.loop import Schedule, train
 from multi_dnn_ros.training.losses import ClassificationLoss
@@ -106,14 +106,14 @@ def test_a_builder_is_trained_decomposed_and_retrained(colours: Path, tmp_path: 
     data, builder = f"classes:{colours}", ["--weights", "random", "--num-classes", "2", "--size", "32x32"]
     run = ["--epochs", "8", "--batch-size", "8", "--average", "0"]
     assert main(arguments("torchvision:resnet18", out, data, *builder, *run)) == 0
-    _, description = load_artifact(out)
+    description = load_network(str(out)).description
     assert (description.model, description.num_classes, description.input_size) == ("torchvision:resnet18", 2, (32, 32))
     assert description.labels == ("green", "red")
     assert training_of(out)["test_scores"]["after"]["top1"] == 1.0
     assert len(training_of(out)["history"]) == training_of(out)["schedule"]["epochs"] == 8
     assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5"]) == 0
     assert main(arguments(small, better, data, "--teacher", out, "--epochs", "1")) == 0
-    _, description = load_artifact(better)
+    description = load_network(str(better)).description
     assert description.plan
     assert training_of(better)["teacher"] == {"model": str(out), "weight": 0.5}
     assert description.provenance["source"]["provenance"]["ranks"]["ratio"] == 0.5
@@ -125,7 +125,7 @@ def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(tmp_path: P
     run = ["--scenes", "8", "--epochs", "1", "--batch-size", "4", "--teacher", "builtin:pedestrian", "--lr", "1e-5"]
     assert main(arguments(small, better, f"road:{tmp_path / 'road'}", *run)) == 0
     assert load_dnn("pedestrian", DnnConfig(role="pedestrian", model=str(better))).labels == ("pedestrian",)
-    before, after = (load_artifact(path)[0].state_dict() for path in (small, better))
+    before, after = (load_network(str(path)).module.state_dict() for path in (small, better))
     assert before.keys() == after.keys()
     kept = training_of(better)["kept_epoch"]
     assert (weights_digest(before) != weights_digest(after)) is (kept >= 0)
