@@ -95,7 +95,7 @@ def write_images(folder: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["road", "folder"])
-def test_the_command_uses_images(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_uses_images(kind: str, tmp_path: Path) -> None:
     data = "road" if kind == "road" else str(write_images(tmp_path / "frames", 8))
     out = tmp_path / "lane.safetensors"
     assert main(["decompose", "builtin:lane", "--output", str(out), "--data", data]) == 0

@@ -74,7 +74,7 @@ def expose(image: Image, sensor: Sensor, seed: int) -> Image:
     ramp = (np.arange(256) / 255.0) ** sensor.gamma * 255.0
     curves = np.stack([np.clip(ramp * gain, 0, 255) for gain in sensor.gains], axis=1).astype(np.uint8)
     picture = cv2.LUT(picture, curves[None])
-    cv2.setRNGSeed(seed)
+    cv2.setRNGSeed(seed & 0x7FFFFFFF)
     grain = cv2.randn(np.zeros(image.shape[:2], np.int16), np.zeros(1), np.full(1, sensor.noise))
     picture = cv2.add(picture, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
     if sensor.jpeg > 0:
