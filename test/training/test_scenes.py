@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.training import scenes
-from multi_dnn_ros.training.rendering import pedestrians, vehicles
-from multi_dnn_ros.training.rendering.camera import Camera, RoadPath
+from multi_dnn_ros.training.rendering import objects
 from multi_dnn_ros.training.rendering.canvas import Canvas, Light
-from multi_dnn_ros.training.rendering.mesh import Mesh
+from multi_dnn_ros.training.rendering.geometry import Camera, Mesh, RoadPath
 from multi_dnn_ros.training.rendering.road import LaneLine, RoadSection, Strip, draw_ground, draw_markings, lane_truth
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 
@@ -101,10 +100,10 @@ def section(*offsets: float, dash: float = 0.0) -> RoadSection:
 def mesh_of(kind: str) -> tuple[Mesh, float]:
     rng = np.random.default_rng(4)
     if kind == "pedestrian":
-        return pedestrians.Person.random(rng).figure(1.0, 1.0, 1.0), 0.0
+        return objects.Person.random(rng).figure(1.0, 1.0, 1.0), 0.0
     if kind == "car":
-        return vehicles.car(rng, lamps_on=False), 0.2
-    return vehicles.truck(rng, False, oncoming=kind != "truck"), 0.0 if kind == "truck" else np.pi
+        return objects.car(rng, lamps_on=False), 0.2
+    return objects.truck(rng, False, oncoming=kind != "truck"), 0.0 if kind == "truck" else np.pi
 
 
 @pytest.mark.parametrize("kind", ["car", "truck", "oncoming truck", "pedestrian"])
