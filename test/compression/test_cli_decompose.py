@@ -25,19 +25,12 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     _, description = load_artifact(out)
     content = json.loads((report / "report.json").read_text())
     assert content["macs"]["cut"] >= 0.4
-    assert content["command"]
-    assert content["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {layer["name"] for layer in content["layers"] if layer["fate"] == "decomposed"} == set(description.plan)
     assert all(layer["reason"] for layer in content["layers"] if layer["fate"] == "kept")
     assert description.provenance["source"]["weights_sha256"]
     assert description.provenance["ranks"]["macs_cut"] == 0.4
 
-    again = tmp_path / "again.safetensors"
-    assert main([*arguments[:3], str(again), *arguments[4:]]) == 0
-    first, second = (load_artifact(path)[0].state_dict() for path in (out, again))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-    assert main(["decompose", str(out), "--output", str(again)]) == 2
+    assert main(["decompose", str(out), "--output", str(tmp_path / "again.safetensors")]) == 2
     assert "is already decomposed" in capsys.readouterr().err
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-import torchvision
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, plan_of
+from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.compression.ranks import Budget, Choice, Ratio, Rounding
+from multi_dnn_ros.compression.ranks import Budget, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan
 from multi_dnn_ros.models.errors import ModelError
@@ -104,20 +101,6 @@ def test_weights_that_are_not_finite() -> None:
         decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), Budget(0.4, 10_000))
 
 
-def test_the_transformer_of_detr_counts() -> None:
-    """One encoder and one decoder layer of Carion et al. 2020; PyTorch's FLOP counter does not know fused attention."""
-    pixels, queries, width, mlp = 35, 10, 32, 64
-
-    def attention(own: int, others: int) -> int:
-        return (2 * own + 2 * others) * width * width + 2 * own * others * width
-
-    encoder = attention(pixels, pixels) + 2 * pixels * width * mlp
-    decoder = attention(queries, queries) + attention(queries, pixels) + 2 * queries * width * mlp
-    transformer = nn.Transformer(width, 4, 1, 1, mlp, batch_first=True).eval()
-    inputs = (torch.zeros(1, pixels, width), torch.zeros(1, queries, width))
-    assert cost(transformer, inputs).macs == encoder + decoder
-
-
 class Mixed(nn.Module):
     """One layer per outcome; `twice` is used at two sizes."""
 
@@ -175,24 +158,3 @@ def test_nothing_to_decompose() -> None:
     assert isinstance(small[0], nn.Conv2d)
     with pytest.raises(ModelError, match=r"cannot be run on inputs \[\(1, 3, 8, 8\)\]"):
         decompose(nn.Sequential(nn.Conv2d(4, 8, 3)), inputs, Ratio(0.5))
-
-
-class FullRank:
-    """Every layer at full rank, as a lossless chain of three layers."""
-
-    def choose(self, layers, progress=lambda: None):
-        return {
-            layer.name: Choice(TuckerPlan(in_rank=layer.channels[0], out_rank=layer.channels[1]), "")
-            for layer in layers
-            if not layer.kept
-        }
-
-
-def test_a_whole_model_at_full_rank() -> None:
-    torch.manual_seed(0)
-    network = torchvision.models.get_model("squeezenet1_1", weights=None).eval()
-    original, image = copy.deepcopy(network), torch.rand(1, 3, 96, 96)
-    assert plan_of(decompose(network, (image,), FullRank()))
-    with torch.no_grad():
-        expected = original(image)
-        torch.testing.assert_close(network(image), expected, rtol=0, atol=1e-4 * float(expected.abs().max()))

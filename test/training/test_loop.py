@@ -97,19 +97,6 @@ def test_what_training_makes_worse_is_not_kept() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_the_best_epoch_is_kept() -> None:
-    values = iter([0.1, 0.2, 0.9, 0.5, 0.4, 0.3, 0.1])  # of the initial weights, then of each epoch
-    scored: list[dict[str, Tensor]] = []
-
-    def score(network: nn.Module) -> dict[str, float]:
-        scored.append({name: value.clone() for name, value in network.state_dict().items()})
-        return {"top1": next(values)}
-
-    network, outcome = run(coloured(), score=score)
-    assert (outcome.epoch, outcome.best, len(outcome.history)) == (1, {"top1": 0.9}, SCHEDULE.epochs)
-    assert all(torch.equal(value, network.state_dict()[name]) for name, value in scored[2].items())
-
-
 @pytest.mark.parametrize("ema", [0.9, 0.0])
 def test_statistics_that_are_not_finite_end_the_training(ema: float) -> None:
     """The loss is finite, because images are 0 when they are normalized by an infinite variance."""

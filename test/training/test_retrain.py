@@ -19,12 +19,9 @@ from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
-from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.training.trainable import make_trainable
-from multi_dnn_ros.vision.preprocess import Preprocess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = ["--decoder", "classification"]
@@ -223,13 +220,3 @@ def test_a_checkpoint_belongs_to_one_training_at_a_time(
     assert main([*command, "--label-smoothing", "0.2"]) == 1
     assert "loss.smoothing is 0.1 there, 0.2 now" in capsys.readouterr().err
     assert checkpoint.read_bytes() == before
-
-
-def test_a_network_sees_images_as_the_node_shows_them() -> None:
-    own = {"fit": "letterbox", "bgr": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "pad": 0.2}
-    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)).eval()
-    student = make_trainable(Source(network, (32, 32), "classification", preprocess=own), "net")
-    image = torch.randint(0, 256, (20, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    framed = torch.from_numpy(student.framing(image.numpy()))
-    expected = torch.from_numpy(Preprocess(32, 32, **own)(image.numpy()))
-    torch.testing.assert_close(student.inputs(framed), expected)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.training.metrics import LaneScore, Truth, box_points, mean_average_precision
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,15 +59,6 @@ def found(*rows: tuple[tuple[int, ...], int, float]) -> SimpleNamespace:
 def test_average_precision(predicted: list[Any], true: list[Truth], expected: dict[str, float]) -> None:
     scores = mean_average_precision(predicted, true, ("car", "truck"))
     assert {name: scores[name] for name in expected} == pytest.approx(expected)
-
-
-def test_precision_and_recall_by_threshold() -> None:
-    predictions = [found((A, 0, 0.9), (B, 0, 0.6)), found((A, 1, 0.3))]
-    truths = [truth((A, 0), (C, 0)), truth((A, 1))]
-    low, middle, high = box_points(predictions, truths, 2, (0.2, 0.5, 0.95))
-    assert low == {"threshold": 0.2, "precision": 2 / 3, "recall": 2 / 3, "false_per_image": 0.5}
-    assert (middle["precision"], middle["recall"], middle["false_per_image"]) == (1 / 2, 1 / 3, 0.5)
-    assert (high["precision"], high["recall"], high["false_per_image"]) == (None, 0.0, 0.0)
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------
