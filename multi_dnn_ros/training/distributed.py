@@ -26,10 +26,10 @@ def process_group(device: str) -> Iterator[torch.device]:
     """Context that joins the processes started by torchrun (NCCL on GPUs, gloo on CPUs).
 
     device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields the
-    device. Nested in another such context, it uses the outer one. Ends this process if torchrun was killed.
+    device. Ends this process if torchrun was killed.
     """
     chosen = torch.device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield chosen
         return
     if chosen.type == "cuda":

@@ -8,19 +8,18 @@ OpenCV.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.training.rendering import traffic
-from multi_dnn_ros.training.rendering.camera import Camera, RoadPath
+from multi_dnn_ros.training.rendering import surroundings, traffic
 from multi_dnn_ros.training.rendering.canvas import SCENERY, VISIBLE_CONTRAST, Canvas, Silhouette
+from multi_dnn_ros.training.rendering.geometry import Camera, RoadPath
 from multi_dnn_ros.training.rendering.road import draw_ground, draw_markings, lane_truth
-from multi_dnn_ros.training.rendering.sky import draw_backdrop, expose
-from multi_dnn_ros.training.rendering.surroundings import Conditions, light_and_sky, road_section, sensor
+from multi_dnn_ros.training.rendering.surroundings import Conditions
 
 LABELS = ("car", "truck", "pedestrian")
 #: Smallest and largest width and height of scenes, in pixels.
@@ -62,9 +61,9 @@ class World:
         self._key = key
         rng = np.random.default_rng(key)
         self.conditions = drawn = Conditions.random(rng)
-        self._section = road_section(rng, drawn)
-        self._light, self._backdrop = light_and_sky(rng, drawn)
-        self._sensor = sensor(rng, drawn, width)
+        self._section = surroundings.road_section(rng, drawn)
+        self._light, self._backdrop = surroundings.light_and_sky(rng, drawn)
+        self._sensor = surroundings.sensor(rng, drawn, width)
         low, high = {"highway": (24, 31), "country": (15, 22), "suburb": (8, 13), "city": (7, 12)}[drawn.style]
         self._speed = float(rng.uniform(low, high))
         lane = int(rng.integers(len(self._section.forward)))
@@ -94,24 +93,30 @@ class World:
         path = RoadPath(_GRID, curvature, self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds))
         canvas = Canvas.blank(camera, self._light)
         turned = float(self._waves[:, 0] @ (1 - np.cos(2 * np.pi * travelled / self._waves[:, 1])) * 12.0)
-        draw_backdrop(canvas, self._backdrop, camera.yaw + turned)
+        surroundings.draw_backdrop(canvas, self._backdrop, camera.yaw + turned)
         draw_ground(canvas, path, self._section, travelled)
         draw_markings(canvas, path, self._section, travelled)
         drawn = self._draw_actors(canvas, path, seconds)
         lane_mask = lane_truth(canvas, path, self._section)
-        seen = np.bincount(canvas.owner.ravel(), minlength=256)[1 : len(drawn) + 1].tolist()
-        counted = [each.counts(pixels, canvas.owner.shape) for each, pixels in zip(drawn, seen, strict=True)]
-        boxes = np.array([each.silhouette.box for each in drawn], np.float32).reshape(-1, 4)
-        class_ids, kept = np.array([each.class_id for each in drawn], np.int64), np.array(counted, bool)
-        ignored = boxes[~kept & (np.array(seen) > 0)]
-        image = expose(canvas.image, self._sensor, seed=frame)
-        return Scene(image, lane_mask, boxes[kept], class_ids[kept], ignored, self.conditions)
+        class_ids = np.array([class_id for class_id, _, _ in drawn], np.int64)
+        boxes = np.array([silhouette.box for _, silhouette, _ in drawn], np.float32).reshape(-1, 4)
+        sizes = np.array([(silhouette.pixels, silhouette.inside, contrast) for _, silhouette, contrast in drawn])
+        pixels, inside, contrast = sizes.reshape(-1, 3).T
+        seen = np.bincount(canvas.owner.ravel(), minlength=256)[1 : len(drawn) + 1]
+        lowest = np.array(MIN_HEIGHT)[class_ids] * canvas.camera.height
+        kept = (seen >= MIN_VISIBLE * pixels) & (contrast >= VISIBLE_CONTRAST)
+        kept &= (inside >= MIN_INSIDE) | (pixels >= MIN_PIXELS * canvas.owner.size)
+        kept &= (boxes[:, 3] - boxes[:, 1] >= lowest) & (boxes[:, 2] - boxes[:, 0] >= 0.3 * lowest)
+        image = surroundings.expose(canvas.image, self._sensor, seed=frame)
+        return Scene(image, lane_mask, boxes[kept], class_ids[kept], boxes[~kept & (seen > 0)], self.conditions)
 
-    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[_Drawn]:
-        """Draw all actors from far to near; returns the objects of the truth."""
+    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, Silhouette, float]]:
+        """Draw all actors from far to near; returns class, silhouette and contrast (what fog leaves of it, 0..1) of the
+        objects of the truth.
+        """
         actors = self._traffic.actors(seconds, 3.5 * self._light.visibility_m)  # fog hides the rest
         placed = [(path.at(actor.s, actor.d)[0], actor) for actor in actors]
-        drawn: list[_Drawn] = []
+        drawn: list[tuple[int, Silhouette, float]] = []
         for position, actor in sorted(placed, key=lambda item: -float(np.hypot(*item[0][[0, 2]]))):
             if position[2] <= -12.0:
                 continue
@@ -123,36 +128,17 @@ class World:
             silhouette = canvas.draw(actor.mesh, position, heading, number)
             if silhouette is not None and actor.class_id is not None:
                 contrast = float(self._light.transmittance(np.hypot(position[0], position[2])))
-                drawn.append(_Drawn(actor.class_id, silhouette, contrast))
+                drawn.append((actor.class_id, silhouette, contrast))
         return drawn
-
-
-class _Drawn(NamedTuple):
-    """An object of the truth. contrast: what fog leaves of it, 0..1."""
-
-    class_id: int
-    silhouette: Silhouette
-    contrast: float
-
-    def counts(self, seen: int, size: tuple[int, int]) -> bool:
-        """Whether it is in the truth. seen: its pixels that are not occluded. size: (H, W) of the image."""
-        (x1, y1, x2, y2), lowest = self.silhouette.box, MIN_HEIGHT[self.class_id] * size[0]
-        return (
-            seen >= MIN_VISIBLE * self.silhouette.pixels
-            and (self.silhouette.inside >= MIN_INSIDE or self.silhouette.pixels >= MIN_PIXELS * size[0] * size[1])
-            and y2 - y1 >= lowest
-            and x2 - x1 >= 0.3 * lowest
-            and self.contrast >= VISIBLE_CONTRAST
-        )
 
 
 class Drive:
     """A drive along generated road: frame after frame of moving traffic, or any frame by its index."""
 
-    def __init__(self, width: int, height: int, seed: int, length: int, hz: float, stretch_s: float) -> None:
-        self._length, self._hz = length, hz
+    def __init__(self, world: Callable[[int], World], length: int, hz: float, stretch_s: float) -> None:
+        """world: the road of each stretch by its number, which takes `stretch_s` seconds."""
+        self._world, self._length, self._hz = lru_cache(maxsize=1)(world), length, hz
         self._stretch = max(1, round(stretch_s * hz)) if stretch_s > 0 else length
-        self._world = lru_cache(maxsize=1)(lambda stretch: World(width, height, (seed, 1, stretch)))
 
     def frame(self, index: int) -> Scene:
         """The frame at `index` / hz seconds; IndexError outside 0 .. length - 1."""
@@ -185,4 +171,4 @@ class SceneGenerator:
         """
         if length < 1 or not hz > 0:
             raise ValueError(f"drive of {length} frames at {hz} Hz: both must be positive")
-        return Drive(self.width, self.height, self.seed, length, hz, stretch_s)
+        return Drive(lambda stretch: World(self.width, self.height, (self.seed, 1, stretch)), length, hz, stretch_s)

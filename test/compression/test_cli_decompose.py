@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.load import load_dnn
@@ -24,71 +25,50 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     description = load_network(str(out)).description
     content = json.loads((report / "report.json").read_text())
     assert content["macs"]["cut"] >= 0.4
-    assert content["command"]
-    assert content["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {layer["name"] for layer in content["layers"] if layer["fate"] == "decomposed"} == set(description.plan)
     assert all(layer["reason"] for layer in content["layers"] if layer["fate"] == "kept")
     assert description.provenance["source"]["weights_sha256"]
     assert description.provenance["ranks"]["macs_cut"] == 0.4
 
-    again = tmp_path / "again.safetensors"
-    assert main([*arguments[:3], str(again), *arguments[4:]]) == 0
-    first, second = (load_network(str(path)).module.state_dict() for path in (out, again))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-    assert main(["decompose", str(out), "--output", str(again)]) == 2
+    assert main(["decompose", str(out), "--output", str(tmp_path / "again.safetensors")]) == 2
     assert "is already decomposed" in capsys.readouterr().err
 
 
-def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured(tmp_path: Path) -> None:
     """With the real clock: which layers are decomposed depends on the machine, but the file is always correct."""
-    from torch import nn
-
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
     torch.export.save(torch.export.export(module, (torch.zeros(1, 3, 24, 24),)), tmp_path / "in.pt2")
     out, report = tmp_path / "out.pt2", tmp_path / "report"
-    arguments = ["decompose", str(tmp_path / "in.pt2"), "--output", str(out), "--ranks", "measured", "--ratio", "0.25",
-                 "--device", "cpu", "--backend", "eager", "--report", str(report)]  # fmt: skip
-    assert main(arguments) == 0
+    how = ["--ranks", "measured", "--ratio", "0.25", "--device", "cpu", "--backend", "eager", "--report", str(report)]
+    assert main(["decompose", str(tmp_path / "in.pt2"), "--output", str(out), *how]) == 0
     content = json.loads((report / "report.json").read_text())
     assert content["target"].split("; ")[1:3] == ["auto", "eager"]
     assert all(entry["decomposed_ms"] < entry["original_ms"] for entry in content["latency_ms"])
-    assert any(layer["details"] for layer in content["layers"])
     source = load_network(str(out))
     loaded, description = source.module, source.description
     assert len(content["latency_ms"]) == (2 if description.plan else 0)
     assert loaded(torch.zeros(1, 3, 24, 24)).shape == (1, 64, 20, 20)
 
 
+OUT = ["--output", "x.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["builtin:sofa", "--output", "x.safetensors"], 1, "is 'builtin:sofa'; allowed: builtin:"),
+        (["builtin:sofa", *OUT], 1, "is 'builtin:sofa'; allowed: builtin:"),
+        (["builtin:lane", "--output", "x.pt2"], 2, "expected a .safetensors file for a network made from builtin:lane"),
+        (["builtin:lane", *OUT, "--size", "64x64"], 2, "takes 320x192 only"),
+        (["builtin:lane", *OUT, "--alignment", "5000"], 1, "alignment is 5000"),
         (
-            ["builtin:lane", "--output", "x.pt2"],
-            2,
-            "--output is x.pt2; expected a .safetensors file for a network made from builtin:lane",
-        ),
-        (["builtin:lane", "--output", "x.safetensors", "--size", "64x64"], 2, "takes 320x192 only"),
-        (["builtin:lane", "--output", "x.safetensors", "--alignment", "5000"], 1, "alignment is 5000"),
-        (
-            ["builtin:lane", "--output", "x.safetensors", "--ranks", "budget", "--macs-cut", "0.99"],
+            ["builtin:lane", *OUT, "--ranks", "budget", "--macs-cut", "0.99"],
             1,
-            "macs_cut is 99.0%; allowed with alignment 8 and floor 8: up to ",
+            "with alignment 8 and floor 8: up",
         ),
-        (["builtin:lane", "--output", "x.safetensors", "--ratio", "1"], 1, "no layer of LaneNet is worth decomposing"),
-        (
-            ["builtin:lane", "--output", "x.safetensors", "--ranks", "measured", "--backend", "abacus"],
-            2,
-            "'abacus'; allowed: auto",
-        ),
-        (
-            ["builtin:lane", "--output", "x.safetensors", "--ranks", "measured", "--device", "gpu"],
-            1,
-            "device is 'gpu'; allowed",
-        ),
-        (["torchvision:squeezenet1_1", "--output", "x.safetensors"], 1, "weights is 'default'; allowed: IMAGENET1K_V1"),
+        (["builtin:lane", *OUT, "--ratio", "1"], 1, "no layer of LaneNet is worth decomposing"),
+        (["builtin:lane", *OUT, "--ranks", "measured", "--backend", "abacus"], 2, "'abacus'; allowed: auto"),
+        (["builtin:lane", *OUT, "--ranks", "measured", "--device", "gpu"], 1, "device is 'gpu'; allowed"),
+        (["torchvision:squeezenet1_1", *OUT], 1, "weights is 'default'; allowed: IMAGENET1K_V1"),
         (["nowhere.onnx", "--output", "x.pt2"], 1, "MODEL is 'nowhere.onnx': there is no such file"),
     ],
 )

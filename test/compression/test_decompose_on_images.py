@@ -74,18 +74,6 @@ def test_the_error_of_the_output_is_smaller_and_as_reported(
     assert found < 0.9 * output_error(original, of_weights, images)
 
 
-def test_a_fully_connected_layer_is_optimal() -> None:
-    """No matrix of that rank has a smaller error of the outputs than their own principal directions."""
-    torch.manual_seed(0)
-    original = nn.Sequential(nn.Linear(1200, 900)).eval()
-    x = torch.randn(300, 1200) @ torch.randn(1200, 1200).tril()
-    network = copy.deepcopy(original)
-    decompose(network, (x,), Ranks(**{"0": SvdPlan(rank=12)}), images=[(x,)], linear=True)
-    values = torch.linalg.svdvals(original[0].weight @ x.T).detach()
-    best = float((values[12:] ** 2).sum().sqrt() / values.norm())
-    assert output_error(original, network, [(x,)]) == pytest.approx(best, rel=1e-3)
-
-
 def write_images(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -95,7 +83,7 @@ def write_images(folder: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["road", "folder"])
-def test_the_command_uses_images(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_uses_images(kind: str, tmp_path: Path) -> None:
     data = "road" if kind == "road" else str(write_images(tmp_path / "frames", 8))
     out = tmp_path / "lane.safetensors"
     assert main(["decompose", "builtin:lane", "--output", str(out), "--data", data]) == 0

@@ -22,32 +22,21 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(16, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 96, 3), nn.Conv2d(96, 96, 3)).eval()
 
 
-def target(rounds: int = 3) -> Target:
-    return Target(torch.device("cpu"), "eager", Eager, rounds=rounds)
+def clock(layer_ms, whole_ms=lambda decomposed, instances: 10.0 - decomposed):
+    """Returns milliseconds by a rule: of layers, or of networks by the number of decomposed layers."""
+
+    def compare(modules, shape, target, counts):
+        if not isinstance(modules[0], nn.Sequential):
+            return {instances: [layer_ms(module) for module in modules] for instances in counts}
+        decomposed = [sum(isinstance(part, TuckerConv2d) for part in whole) for whole in modules]
+        return {instances: [whole_ms(count, instances) for count in decomposed] for instances in counts}
+
+    return compare
 
 
-class Clock:
-    """Returns milliseconds by a rule. measured: (number of modules, shape, instances) of every measurement."""
-
-    def __init__(self, layer_ms, whole_ms=None) -> None:
-        self.layer_ms = layer_ms
-        self.whole_ms = whole_ms or (lambda decomposed, instances: 10.0 - decomposed)
-        self.measured: list[tuple[int, tuple[int, ...], int]] = []
-
-    def __call__(self, modules, shape, target, counts):
-        return {instances: self._times(modules, shape, instances) for instances in counts}
-
-    def _times(self, modules, shape, instances):
-        self.measured.append((len(modules), shape, instances))
-        if isinstance(modules[0], nn.Sequential):
-            decomposed = [sum(isinstance(part, TuckerConv2d) for part in whole) for whole in modules]
-            return [self.whole_ms(count, instances) for count in decomposed]
-        return [self.layer_ms(module) for module in modules]
-
-
-def policy(clock: Clock, whole: nn.Module, **options) -> Measured:
-    options = {"instances": 4, **options}
-    return Measured(Ratio(0.4), target(), whole, SHAPE, compare=clock, **options)
+def policy(compare) -> Measured:
+    target = Target(torch.device("cpu"), "eager", Eager, rounds=3)
+    return Measured(Ratio(0.4), target, network(), SHAPE, compare=compare, instances=4)
 
 
 def width(module: nn.Module) -> int:
@@ -56,10 +45,8 @@ def width(module: nn.Module) -> int:
 
 
 def test_the_fastest_candidate_is_selected_and_has_at_least_the_base_ranks() -> None:
-    whole = network()
-    clock = Clock(lambda module: 1.0 if not width(module) else 0.9 - width(module) / 1000)
-    inputs = (torch.zeros(SHAPE),)
-    outcomes = {o.name: o for o in decompose(whole, inputs, policy(clock, network()), may_keep_all=True)}
+    inputs, chooser = (torch.zeros(SHAPE),), policy(clock(lambda m: 0.9 - width(m) / 1000 if width(m) else 1.0))
+    outcomes = {o.name: o for o in decompose(network(), inputs, chooser, may_keep_all=True)}
     base = Ratio(0.4).choose(list_layers(network(), inputs))
     assert sum(outcome.plan is not None for outcome in outcomes.values()) == 4
     for name, outcome in outcomes.items():
@@ -77,8 +64,7 @@ def test_layers_are_restored_until_the_network_is_faster(limit: int) -> None:
     def whole_ms(decomposed: int, instances: int) -> float:
         return 12.0 if decomposed > limit and instances == 4 else 10.0 - decomposed
 
-    clock = Clock(lambda module: 1.0 if not width(module) else 0.5, whole_ms)
-    chooser = policy(clock, network())
+    chooser = policy(clock(lambda module: 0.5 if width(module) else 1.0, whole_ms))
     outcomes = decompose(network(), (torch.zeros(SHAPE),), chooser, may_keep_all=True)
     assert len(plan_of(outcomes)) <= limit
     assert all(after < before for before, after in chooser.accepted.values())

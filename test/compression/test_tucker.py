@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-import torchvision
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, plan_of
+from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.compression.ranks import Budget, Choice, RankPolicy, Ratio, Rounding
+from multi_dnn_ros.compression.ranks import Budget, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan
 from multi_dnn_ros.models.errors import ModelError
@@ -71,29 +67,10 @@ def test_error_is_that_of_the_reconstructed_weight(layer: nn.Conv2d, data: st.Da
     assume(inputs > 1 and outputs > 1)
     plan = TuckerPlan(in_rank=data.draw(st.integers(1, inputs)), out_rank=data.draw(st.integers(1, outputs)))
     chain, error = decomposed_layer(layer, plan)
-    weights = []
-    for group in range(layer.groups):
-        first, core, last = (
-            part.weight.chunk(layer.groups)[group] for part in (chain.in_factor, chain.core, chain.out_factor)
-        )
-        weights.append(torch.einsum("os,sryx,ri->oiyx", last[..., 0, 0], core, first[..., 0, 0]))
+    parts = zip(*(p.weight.chunk(layer.groups) for p in (chain.in_factor, chain.core, chain.out_factor)), strict=True)
+    weights = [torch.einsum("os,sryx,ri->oiyx", last[..., 0, 0], core, first[..., 0, 0]) for first, core, last in parts]
     difference = (torch.cat(weights) - layer.weight).norm() / layer.weight.norm()
     assert float(difference) == pytest.approx(error, abs=2e-5)
-    x = torch.randn(1, layer.in_channels, 8, 9)
-    assert chain(x).shape == layer(x).shape
-
-
-def test_low_rank_weights_are_found_exactly() -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = nn.Conv2d(12, 20, 3, padding=1)
-    core, a, b = (torch.randn(shape, generator=generator) for shape in ((4, 3, 3, 3), (12, 3), (20, 4)))
-    layer.weight.data = torch.einsum("os,sryx,ir->oiyx", b, core, a)
-    chain, error = decomposed_layer(layer, TuckerPlan(in_rank=3, out_rank=4))
-    assert error < 1e-6
-    x = torch.randn(1, 12, 8, 8, generator=generator)
-    torch.testing.assert_close(chain(x), layer(x), rtol=1e-4, atol=1e-3)
-    again, _ = decomposed_layer(layer, TuckerPlan(in_rank=3, out_rank=4))
-    assert all(torch.equal(left, right) for left, right in zip(chain.parameters(), again.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +79,7 @@ def test_low_rank_weights_are_found_exactly() -> None:
         (
             nn.Conv2d(4, 6, 3),
             TuckerPlan(in_rank=5, out_rank=2),
-            r"in_rank 5: the layer has 4 channels.*allowed: 1 to 4",
+            r"in_rank 5: the layer has 4 channels.*: 1 to 4",
         ),
         (nn.Conv2d(4, 6, 3, groups=2), TuckerPlan(in_rank=2, out_rank=4), r"out_rank 4: .* 3 channels per group"),
         (nn.Linear(4, 6), SvdPlan(rank=5), r"rank 5: .*allowed: 1 to 4"),
@@ -117,26 +94,11 @@ def test_a_plan_that_does_not_fit(layer: nn.Module, plan: TuckerPlan | SvdPlan, 
         apply_plan(nn.Sequential(layer), {"0": plan}, "file.safetensors")
 
 
-@pytest.mark.parametrize("policy", [Ratio(0.5, Rounding(1, 1)), Budget(0.4, 10_000)])
-def test_weights_that_are_not_finite(policy: RankPolicy) -> None:
+def test_weights_that_are_not_finite() -> None:
     layer = nn.Conv2d(4, 4, 3)
     layer.weight.data[0, 0, 0, 0] = float("nan")
     with pytest.raises(ModelError, match=r"layer 0: its weights are not finite"):
-        decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), policy)
-
-
-def test_the_transformer_of_detr_counts() -> None:
-    """One encoder and one decoder layer of Carion et al. 2020; PyTorch's FLOP counter does not know fused attention."""
-    pixels, queries, width, mlp = 35, 10, 32, 64
-
-    def attention(own: int, others: int) -> int:
-        return (2 * own + 2 * others) * width * width + 2 * own * others * width
-
-    encoder = attention(pixels, pixels) + 2 * pixels * width * mlp
-    decoder = attention(queries, queries) + attention(queries, pixels) + 2 * queries * width * mlp
-    transformer = nn.Transformer(width, 4, 1, 1, mlp, batch_first=True).eval()
-    inputs = (torch.zeros(1, pixels, width), torch.zeros(1, queries, width))
-    assert cost(transformer, inputs).macs == encoder + decoder
+        decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), Budget(0.4, 10_000))
 
 
 class Mixed(nn.Module):
@@ -166,9 +128,7 @@ def test_every_layer_is_accounted_for() -> None:
     network = Mixed().eval()
     inputs = (torch.randn(1, 3, 16, 16),)
     before = cost(network, inputs)
-    outcomes = {
-        outcome.name: outcome for outcome in decompose(network, inputs, Ratio(0.5, Rounding(8, 8)), linear=True)
-    }
+    outcomes = {each.name: each for each in decompose(network, inputs, Ratio(0.5, Rounding(8, 8)), linear=True)}
     assert outcomes["twice"].plan == TuckerPlan(in_rank=16, out_rank=16)
     assert outcomes["grouped"].plan == TuckerPlan(in_rank=8, out_rank=16)
     assert network.twice is network.alias
@@ -180,12 +140,11 @@ def test_every_layer_is_accounted_for() -> None:
     assert reasons["unused"] == "takes no part in inference"
     assert reasons["fc"].startswith("fully connected, fewer than")
     assert all(reasons.values())
-    after = cost(network, inputs)
-    saved = [outcome.macs[0] - outcome.macs[1] for outcome in outcomes.values()]
-    assert before.macs - after.macs == sum(saved) > 0
-    assert before.macs == sum(outcome.macs[0] for outcome in outcomes.values())
-    dropped = [outcome.parameters[0] - outcome.parameters[1] for outcome in outcomes.values()]
-    assert before.parameters - after.parameters == sum(dropped)
+    after, listed = cost(network, inputs), list(outcomes.values())
+    assert before.macs == sum(outcome.macs[0] for outcome in listed)
+    assert before.macs - after.macs == sum(outcome.macs[0] - outcome.macs[1] for outcome in listed) > 0
+    dropped = sum(outcome.parameters[0] - outcome.parameters[1] for outcome in listed)
+    assert before.parameters - after.parameters == dropped
 
 
 def test_nothing_to_decompose() -> None:
@@ -197,37 +156,5 @@ def test_nothing_to_decompose() -> None:
     with pytest.raises(NothingToDecompose, match=r"worth decomposing: its ranks would be all of its channels"):
         decompose(small, inputs, Ratio(0.5))
     assert isinstance(small[0], nn.Conv2d)
-    with pytest.raises(NothingToDecompose, match="no convolution"):
-        decompose(nn.ReLU(), inputs, Ratio(0.5))
     with pytest.raises(ModelError, match=r"cannot be run on inputs \[\(1, 3, 8, 8\)\]"):
         decompose(nn.Sequential(nn.Conv2d(4, 8, 3)), inputs, Ratio(0.5))
-
-
-def leaves(network: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return pytree.tree_leaves(network(*inputs))
-
-
-class FullRank:
-    """Every layer at full rank, as a lossless chain of three layers."""
-
-    def choose(self, layers, progress=lambda: None):
-        return {
-            layer.name: Choice(TuckerPlan(in_rank=layer.channels[0], out_rank=layer.channels[1]), "")
-            for layer in layers
-            if not layer.kept
-        }
-
-
-@pytest.mark.parametrize("builder", ["squeezenet1_1", "ssdlite320_mobilenet_v3_large"])
-def test_whole_models_at_full_rank(builder: str) -> None:
-    torch.manual_seed(0)
-    options = {"weights_backbone": None} if "ssd" in builder else {}
-    network = torchvision.models.get_model(builder, weights=None, **options).eval()
-    network = getattr(network, "backbone", network) if "ssd" in builder else network
-    inputs = (torch.rand(1, 3, 96, 96),)
-    original = copy.deepcopy(network)
-    outcomes = decompose(network, inputs, FullRank())
-    assert plan_of(outcomes)
-    for expected, found in zip(leaves(original, *inputs), leaves(network, *inputs), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * max(1e-6, float(expected.abs().max())))

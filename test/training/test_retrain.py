@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,21 +14,14 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from fixed_batches import FixedBatches
-from fork_server import ForkServer
-from tiny_exports import SIZE, TinyMap, TinyOdd, TinyYolo, TinyYolox, export
+from tiny_exports import SIZE, TinyOdd, TinyYolo, export
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
-from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.losses import ClassificationLoss
-from multi_dnn_ros.training.trainable import make_trainable
-from multi_dnn_ros.vision.preprocess import Preprocess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = ["--decoder", "classification"]
@@ -100,25 +91,6 @@ def training_of(file: Path) -> dict[str, Any]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_a_builder_is_trained_decomposed_and_retrained(colours: Path, tmp_path: Path) -> None:
-    out, small, better = (tmp_path / f"{name}.safetensors" for name in ("net", "small", "better"))
-    data, builder = f"classes:{colours}", ["--weights", "random", "--num-classes", "2", "--size", "32x32"]
-    run = ["--epochs", "8", "--batch-size", "8", "--average", "0"]
-    assert main(arguments("torchvision:resnet18", out, data, *builder, *run)) == 0
-    description = load_network(str(out)).description
-    assert (description.model, description.num_classes, description.input_size) == ("torchvision:resnet18", 2, (32, 32))
-    assert description.labels == ("green", "red")
-    assert training_of(out)["test_scores"]["after"]["top1"] == 1.0
-    assert len(training_of(out)["history"]) == training_of(out)["schedule"]["epochs"] == 8
-    assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5"]) == 0
-    assert main(arguments(small, better, data, "--teacher", out, "--epochs", "1")) == 0
-    description = load_network(str(better)).description
-    assert description.plan
-    assert training_of(better)["teacher"] == {"model": str(out), "weight": 0.5}
-    assert description.provenance["source"]["provenance"]["ranks"]["ratio"] == 0.5
-
-
 def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(tmp_path: Path) -> None:
     small, better = tmp_path / "small.safetensors", tmp_path / "better.safetensors"
     assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6"]) == 0
@@ -127,8 +99,7 @@ def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(tmp_path: P
     assert load_dnn("pedestrian", DnnConfig(role="pedestrian", model=str(better))).labels == ("pedestrian",)
     before, after = (load_network(str(path)).module.state_dict() for path in (small, better))
     assert before.keys() == after.keys()
-    kept = training_of(better)["kept_epoch"]
-    assert (weights_digest(before) != weights_digest(after)) is (kept >= 0)
+    assert (weights_digest(before) != weights_digest(after)) is (training_of(better)["kept_epoch"] >= 0)
 
 
 def test_lanes_learn_from_several_sets(tmp_path: Path) -> None:
@@ -136,7 +107,6 @@ def test_lanes_learn_from_several_sets(tmp_path: Path) -> None:
     run = ["--data", sets[1], "--scenes", "2", "--epochs", "1", "--batch-size", "2"]
     assert main(arguments("builtin:lane", out, sets[0], *run)) == 0
     assert list(training_of(out)["data"]) == sets
-    assert 0.0 <= training_of(out)["test_scores"]["after"]["f1"] <= 1.0
     assert load_dnn("lane", DnnConfig(role="lane", model=str(out))).role == "lane"
 
 
@@ -172,93 +142,29 @@ def test_a_written_file_keeps_preprocessing_and_decoder(tmp_path: Path) -> None:
     assert load_network(str(tmp_path / "out.pt2")).decoder == ""
 
 
-@pytest.mark.parametrize(("network", "decoder"), [(TinyYolo(1), "yolo"), (TinyYolox(1), "yolox"), (TinyMap(), "lane")])
-def test_a_decoder_is_found_by_shapes(
-    network: nn.Module, decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The scores are those with the decoder named."""
-    data = lanes(tmp_path / "lines") if decoder == "lane" else people(tmp_path / "people")
-    command = ["evaluate", str(export(network, tmp_path / "net.onnx")), "--data", data, "--device", "cpu"]
-    command += ["--labels", "person"] if decoder != "lane" else []
-    shown = []
-    for named in ([], ["--decoder", decoder]):
-        assert main([*command, *named]) == 0
-        output = capsys.readouterr()
-        assert (f"are read as '{decoder}'" in output.err) is not bool(named)
-        shown.append(output.out)
-    assert shown[0] == shown[1]
-
-
-def test_outputs_that_no_decoder_reads_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = export(TinyOdd(), tmp_path / "odd.onnx")
-    assert main(["evaluate", str(file), "--data", people(tmp_path / "people"), "--device", "cpu"]) == 1
+def test_a_decoder_is_found_by_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", people(tmp_path / "people"), "--device", "cpu", "--labels", "person"]
+    assert main(["evaluate", str(export(TinyYolo(1), tmp_path / "net.onnx")), *data]) == 0
+    assert "are read as 'yolo'" in capsys.readouterr().err
+    assert main(["evaluate", str(export(TinyOdd(), tmp_path / "odd.onnx")), *data]) == 1
     assert "no decoder reads outputs (1, 4, 5, 6, 7); nearest: " in capsys.readouterr().err
 
 
-# --- several processes ------------------------------------------------------------------------------------------------
-
-_TWO = """
-import sys, torch
-from pathlib import Path
-from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.training import distributed
-sys.path.insert(0, {folder!r})
-from test_retrain import learn
-torch.set_num_threads(1)
-with distributed.process_group("cpu"):
-    torch.save(learn().state_dict(), Path({out!r}) / f"rank{{distributed.rank()}}.pt")
-    code = main({arguments!r})
-sys.exit(code)
-"""
-
-
-def learn() -> nn.Module:
-    """A few steps without random numbers: several processes together must compute what one computes."""
-    torch.manual_seed(1)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    network.register_parameter("unused", nn.Parameter(torch.ones(2)))  # no loss depends on it
-    network[0].bias.requires_grad_(False)
-    generator = torch.Generator().manual_seed(2)
-    image = torch.randint(0, 256, (27, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    # Batches of nine: two processes get four and five images of each.
-    batches = FixedBatches({"image": image, "label": torch.arange(27) % 3}, 9, seed=3)
-    schedule = Schedule(3, 0.05, optimizer="sgd", ema=0.9, precision="fp32")
-    scores = iter(range(9))
-    train(network, batches, ClassificationLoss(), lambda net: {"top1": float(next(scores))}, schedule, main="top1")
-    return network
-
-
-def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path, fork_server: ForkServer) -> None:
-    """With the environment variables of torchrun."""
-    out = tmp_path / "out.pt2"
-    run = [*CLASSES, "--epochs", "2", "--batch-size", "8", "--checkpoint", tmp_path / "c.ckpt"]
-    command = arguments(classifier(tmp_path / "in.pt2"), out, f"classes:{colours}", *run)
-    program = _TWO.format(folder=str(Path(__file__).parent), out=str(tmp_path), arguments=command)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        fork_server.popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    alone = learn().state_dict()
-    for rank in range(2):
-        together = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name], value, rtol=1e-4, atol=1e-6)
-    assert training_of(out)["processes"] == 2
-    assert "".join(output for output, _ in outputs).count("written to") == 1
+def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path) -> None:
+    """Batches of nine: two processes get four and five images of each."""
+    model, data = classifier(tmp_path / "in.pt2"), f"classes:{colours}"
+    run = [*CLASSES, "--epochs", "2", "--batch-size", "9", "--lr", "0.02", "--checkpoint"]
+    one, two = tmp_path / "one.pt2", tmp_path / "two.pt2"
+    assert main(arguments(model, one, data, *run, tmp_path / "one.ckpt")) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "multi_dnn_ros.cli.main", *arguments(model, two, data, *run, tmp_path / "two.ckpt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("written to") == 1
+    assert training_of(two)["processes"] == 2
+    alone, together = (load_network(str(path)).module.state_dict() for path in (one, two))
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=1e-3, atol=1e-4)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -281,10 +187,10 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *CLASSES, "--weights", "random")),
         (2, "would have random weights", arguments(model, out, data, "--weights", "random", "--teacher", vgg)),
         (2, "expected a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *CLASSES)),
+        (1, "no.pt2': there is no such file", arguments(tmp_path / "no.pt2", out, data)),
         (1, "returns [(3,)] for an image, data", arguments(three, out, data, *CLASSES)),
         (1, "returns [(2,)] for an image, the teacher", arguments(model, out, data, *CLASSES, "--teacher", three)),
         (1, "must take the same input", arguments(model, out, data, *CLASSES, "--teacher", large)),
-        (1, "kind 'pictures'", arguments(model, out, f"pictures:{colours}", *CLASSES)),
         (1, "holds lanes; the network is for classes", arguments(model, out, f"lanes:{colours}", *CLASSES)),
         (1, "takes 16x16 only", arguments(model, out, data, *CLASSES, "--size", "32x32")),
         (1, "epoch 1: the loss is nan; lower lr", arguments(nan, out, data, *CLASSES)),
@@ -303,54 +209,14 @@ def test_a_checkpoint_belongs_to_one_training_at_a_time(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, out, data = tmp_path / "run" / "state", tmp_path / "out.pt2", f"classes:{colours}"
-    run = [*CLASSES, "--epochs", "1", "--checkpoint", checkpoint]
-    command = arguments(classifier(tmp_path / "in.pt2"), out, data, *run)
+    command = arguments(
+        classifier(tmp_path / "in.pt2"), out, data, *CLASSES, "--epochs", "1", "--checkpoint", checkpoint
+    )
     with FileLock(checkpoint.with_name("state.lock")):
         assert main(command) == 1
     assert f"{checkpoint} is written by another training; end it first" in capsys.readouterr().err
     assert main(command) == 0
-    assert training_of(out)["loss"] == {"kind": "ClassificationLoss", "smoothing": 0.1}
     before = checkpoint.read_bytes()
-    other = exported(tmp_path / "other.pt2", nn.Flatten(), nn.Linear(768, 2))
-    for message, changed in [
-        ("loss.smoothing is 0.1 there, 0.2 now", [*command, "--label-smoothing", "0.2"]),
-        (f"{checkpoint}: checkpoint of another run: ", arguments(other, out, data, *run)),
-    ]:
-        assert main(changed) == 1
-        assert message in capsys.readouterr().err
+    assert main([*command, "--label-smoothing", "0.2"]) == 1
+    assert "loss.smoothing is 0.1 there, 0.2 now" in capsys.readouterr().err
     assert checkpoint.read_bytes() == before
-
-
-def test_a_network_sees_images_as_the_node_shows_them() -> None:
-    own = {"fit": "letterbox", "bgr": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "pad": 0.2}
-    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)).eval()
-    student = make_trainable(Source(network, (32, 32), "classification", preprocess=own), "net")
-    image = torch.randint(0, 256, (20, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    framed = torch.from_numpy(student.framing(image.numpy()))
-    expected = torch.from_numpy(Preprocess(32, 32, **own)(image.numpy()))
-    torch.testing.assert_close(student.inputs(framed), expected)
-    source = load_network("torchvision:fcos_resnet50_fpn", weights="random", num_classes=3)
-    student = make_trainable(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
-    assert student.decoder is not None
-    expected = torch.from_numpy(student.decoder.preprocess(image.numpy()))
-    framed = torch.from_numpy(student.framing(image.numpy()))
-    inside = student.inputs(framed)[:, :, :64]  # below lies the padding
-    torch.testing.assert_close(inside, expected[:, :, :64], rtol=1e-3, atol=1e-3)
-
-
-def test_a_network_without_weights_is_scored_but_not_trained(
-    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()  # three scores: the mean colours
-    path, data = tmp_path / "mean.pt2", tmp_path / "data"
-    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
-    for part, brightness in (("train", 200), ("val", 220)):
-        (data / part / "blue").mkdir(parents=True)
-        cv2.imwrite(str(data / part / "blue" / "0.png"), np.full((16, 16, 3), (brightness, 0, 0), np.uint8))
-        for name, target in (("green", "m_green"), ("red", "a_red")):
-            (data / part / target).symlink_to(colours / part / name)
-    options = [str(path), "--decoder", "classification", "--data", f"classes:{data}", "--device", "cpu"]
-    assert main(["evaluate", *options]) == 0
-    assert "top1" in capsys.readouterr().out
-    assert main(["retrain", *options, "--output", str(tmp_path / "out.pt2")]) == 1
-    assert "no weights that can be trained" in capsys.readouterr().err

@@ -8,8 +8,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.training.rendering.camera import NEAR_M, Camera, Points, clip_near
-from multi_dnn_ros.training.rendering.mesh import Mesh
+from multi_dnn_ros.training.rendering.geometry import NEAR_M, Camera, Mesh, Points, clip_near
 
 #: Owner of pixels of scenery, which is not in the truth; objects have the numbers 1 to 254.
 SCENERY = 255
@@ -135,25 +134,16 @@ class Canvas:
         polygons = [fixed[starts[k] : starts[k] + counts[k]] for k in drawn]
         for k, polygon in zip(drawn, polygons, strict=True):
             _fill(self.image, polygon, colours[k].tolist(), cv2.LINE_AA)
-        if number == SCENERY:
-            for polygon in polygons:
-                _fill(self.owner, polygon, SCENERY)
-            return None
-        return self._set_owner(polygons, low[facing].min(axis=0), high[facing].max(axis=0), number)
+            _fill(self.owner, polygon, number)
+        return (
+            None if number == SCENERY else self._silhouette(low[facing].min(axis=0), high[facing].max(axis=0), number)
+        )
 
-    def _set_owner(
-        self, polygons: list[npt.NDArray[np.int32]], low: Points, high: Points, number: int
-    ) -> Silhouette | None:
+    def _silhouette(self, low: Points, high: Points, number: int) -> Silhouette | None:
+        """Of the object that was drawn last, whose projection lies between two corners."""
         x0, y0 = (max(0, int(edge) - 1) for edge in low.tolist())
-        x1, y1 = min(self.camera.width, int(high[0]) + 3), min(self.camera.height, int(high[1]) + 3)
-        if x1 <= x0 or y1 <= y0:
-            return None
-        mask = np.zeros((y1 - y0, x1 - x0), np.uint8)
-        corner = np.array([x0 << _SHIFT, y0 << _SHIFT], dtype=np.int32)
-        for polygon in polygons:
-            _fill(mask, polygon - corner, 255)
-        self.owner[y0:y1, x0:x1][mask > 0] = number
-        left, top, width, height = cv2.boundingRect(mask)
+        mask = (self.owner[y0 : max(0, int(high[1]) + 3), x0 : max(0, int(high[0]) + 3)] == number).view(np.uint8)
+        left, top, width, height = cv2.boundingRect(mask) if mask.size else (0, 0, 0, 0)
         if width == 0 or height == 0:
             return None
         box = (x0 + left, y0 + top, x0 + left + width, y0 + top + height)

@@ -10,9 +10,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.training.rendering.camera import Points, RoadPath
 from multi_dnn_ros.training.rendering.canvas import VISIBLE_CONTRAST, Canvas
-from multi_dnn_ros.training.rendering.mesh import Colour
+from multi_dnn_ros.training.rendering.geometry import Colour, Points, RoadPath
 
 Mask = npt.NDArray[np.uint8]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multi_dnn_ros.training.rendering import pedestrians, vehicles
-from multi_dnn_ros.training.rendering.mesh import Colour, Mesh, MeshBuilder, one_of, toned, varied
+from multi_dnn_ros.training.rendering import objects
+from multi_dnn_ros.training.rendering.geometry import Mesh
 from multi_dnn_ros.training.rendering.road import RoadSection
 from multi_dnn_ros.training.rendering.surroundings import Conditions
 
@@ -25,11 +25,6 @@ _SCENERY = {
     "suburb": (("house", (15, 15), (28, 28), 196, -16), ("tree", (4.5, 7.5), (17, 17), 187, -4)),
     "city": (("block", (14, 14), (24, 24), 216, -20),),
 }
-_LEAVES: tuple[Colour, ...] = ((62, 88, 44), (84, 100, 48), (50, 76, 50), (120, 104, 52))
-_WALLS: tuple[Colour, ...] = (
-    (186, 170, 148), (150, 96, 76), (172, 172, 168), (206, 196, 178), (120, 116, 112), (146, 128, 104),
-)  # fmt: skip
-_ROOFS: tuple[Colour, ...] = ((120, 60, 48), (84, 80, 80), (98, 72, 56))
 
 
 class Stream(NamedTuple):
@@ -151,49 +146,12 @@ class Traffic:
         lamps = (dark or weather in ("rain", "fog", "haze")) and kind != "parked"
         jitter = float(rng.random())
         if kind in _PEOPLE:
-            return pedestrians.Person.random(rng), PEDESTRIAN, jitter
+            return objects.Person.random(rng), PEDESTRIAN, jitter
         if kind == "tree":
-            return _tree(rng), None, jitter
+            return objects.tree(rng), None, jitter
         if kind in ("house", "block"):
-            return _house(rng, {"day": 0.0, "dusk": 0.3, "night": 0.45}[time], kind == "block"), None, jitter
+            return objects.house(rng, {"day": 0.0, "dusk": 0.3, "night": 0.45}[time], kind == "block"), None, jitter
         braking = bool(rng.random() < 0.15)
         if rng.random() < (0.12 if kind == "parked" else 0.34):
-            return vehicles.truck(rng, lamps, braking, oncoming=kind == "oncoming"), TRUCK, jitter
-        return vehicles.car(rng, lamps, braking), CAR, jitter
-
-
-def _tree(rng: np.random.Generator) -> Mesh:
-    """A conifer or a broad-leaved tree; flat, to be turned to the camera."""
-    m = MeshBuilder()
-    leaf = varied(rng, one_of(rng, _LEAVES), 14)
-    tall = rng.uniform(4.5, 11.0)
-    conifer = rng.random() < 0.4
-    m.panel(-0.03 * tall, 0.0, 0.03 * tall, 0.45 * tall, varied(rng, (74, 60, 48), 10))
-    for k in range(4 if conifer else 6):
-        tone = toned(leaf, 0.68 + 0.08 * k)
-        if conifer:
-            low, high, half = (0.15 + 0.2 * k) * tall, min(1.0, 0.48 + 0.2 * k) * tall, (0.25 - 0.05 * k) * tall
-            m.polygon([(-half, low), (half, low), (0.12 * half, high), (-0.12 * half, high)], tone)
-        else:
-            x, y = rng.uniform(-0.2, 0.2) * tall, rng.uniform(0.52, 0.82) * tall
-            m.blob(x, y, rng.uniform(0.15, 0.25) * tall, rng.uniform(0.13, 0.21) * tall, tone)
-    return m.build()
-
-
-def _house(rng: np.random.Generator, lit: float, tall: bool) -> Mesh:
-    """A house or a block of flats; lit: share of lit windows. It is centred at x = 0."""
-    m = MeshBuilder()
-    floors = int(rng.integers(4, 9)) if tall else int(rng.integers(1, 3))
-    half, deep = rng.uniform(5.0, 8.0) if tall else rng.uniform(3.5, 5.5), rng.uniform(6.0, 11.0)
-    wall, roof, top = varied(rng, one_of(rng, _WALLS), 16), varied(rng, one_of(rng, _ROOFS), 10), 3.0 * floors + 0.4
-    faces = m.prism((half, -deep, deep), (half, -deep, deep), 0.0, top, wall)
-    if not tall:
-        m.prism((half + 0.4, -deep, deep), (0.4, -deep, deep), top, top + rng.uniform(1.6, 2.8), roof)
-    dark = varied(rng, (66, 76, 88), 14)
-    for side, columns in (("back", 3), ("left", 5), ("right", 5)):
-        for k, floor in np.ndindex(columns, floors):
-            glows = bool(rng.random() < lit)
-            colour = (250.0, 208.0, 130.0) if glows else toned(dark, rng.uniform(0.8, 1.25))
-            x, y = (k + 0.24) / columns, (floor * 3.0 + 1.0) / top
-            m.patch(faces[side], x, y, x + 0.52 / columns, y + 1.35 / top, colour, 0.6 * glows)
-    return m.build()
+            return objects.truck(rng, lamps, braking, oncoming=kind == "oncoming"), TRUCK, jitter
+        return objects.car(rng, lamps, braking), CAR, jitter
