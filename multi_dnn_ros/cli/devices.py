@@ -8,10 +8,7 @@ Throughput is that of a large matrix product or 3x3 convolution, whichever is fa
 can exceed it. Measuring takes some seconds per device; stop other programs meanwhile.
 
 examples:
-  multi-dnn devices
   multi-dnn devices --json devices.json
-  multi-dnn devices --threads 1
-  multi-dnn devices --list
 """
 
 from __future__ import annotations
