@@ -4,10 +4,8 @@ Run nothing else on the machine. --output writes the figures to a JSON file toge
 sample counts and the command.
 
 examples:
-  multi-dnn benchmark board --minutes 15 --output board.json
   multi-dnn benchmark board --params-file my_robot.yaml --size 1280x720 --encoding jpeg
   multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output vgg_16.json
-  multi-dnn benchmark soak --minutes 60 --output soak.json
 """
 
 from __future__ import annotations
@@ -74,7 +72,6 @@ def board(args: argparse.Namespace) -> int:
     ros2_benchmark (_ros2_benchmark.json), so that computers can be compared.
 
     examples:
-      multi-dnn benchmark board
       multi-dnn benchmark board --params-file config/heavy_gpu.yaml --cameras 3 --size 1280x720 --output heavy.json
     """
     plot = options.picture_beside(args.output)
@@ -135,7 +132,6 @@ def soak(args: argparse.Namespace) -> int:
     fault, and nothing is left behind (docs/benchmarks.md).
 
     examples:
-      multi-dnn benchmark soak --minutes 60 --output soak.json
       multi-dnn benchmark soak --minutes 12 --kill-every 0 --params-file my_robot.yaml
     """
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2

@@ -29,22 +29,17 @@ conditions:
 {conditions}
 
 With --branches single networks are measured instead, on a GPU at fp16: serially, and with their independent branches
-on 2, 4 and 8 streams, also with Inductor. Besides models, encoder-windows is allowed, an encoder whose attention heads
-have windows of 1, 2, 4 and 8 features.
+on 2, 4 and 8 streams, also with Inductor. Besides models, encoder-windows is allowed, an encoder with window attention.
 
 With --important an important DNN gets a frame at 30 Hz while the DNNs of --set (default: background, 3 ResNet152 and 3
-VGG16) never idle: its latency alone and under each policy, and the background's frames per second, also of the same
-prepared DNNs in a bare loop. --seconds 10 gives 300 frames.
+VGG16) never idle: its latency alone and under each policy, and the background's frames per second.
 
 With --peers this package runs beside what a user would write instead: one plain process for each DNN of --params-file
-(networks of torchvision), at fp16 on a GPU, with torch.compile, and frames of three cameras in shared memory. Both read
-the same cameras, at 30 Hz and at the highest rate with less than 5 % missing results; where rclpy is installed, the
-whole node is measured, too. The plain processes find no lane lines.
+(networks of torchvision), at fp16 on a GPU, with torch.compile. Both read the same three cameras, at 30 Hz and at the
+highest rate with less than 5 % missing results; where rclpy is installed, the whole node is measured, too.
 
 examples:
-  multi-dnn benchmark paper --set small --device cpu
   multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json
-  multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
   multi-dnn benchmark paper --branches torchvision:googlenet encoder-windows --output branches.json
   multi-dnn benchmark paper --important --seconds 10 --repeats 3 --output important.json
   multi-dnn benchmark paper --peers --repeats 3 --output peers.json

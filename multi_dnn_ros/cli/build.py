@@ -10,7 +10,6 @@ another machine or version are never used and can be deleted.
 CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
 
 examples:
-  multi-dnn build
   multi-dnn build my_robot.yaml
   multi-dnn build my_robot.yaml --node /robot1/multi_dnn --output build.json
 """

@@ -12,9 +12,7 @@ SOURCE is one of
 Recordings are played by `ros2 bag play`, or with the node by replay.launch.py.
 
 examples:
-  multi-dnn camera drive.mp4
   multi-dnn camera drive.mp4 --camera rear --rate 5 --size 640x360 --loop
-  multi-dnn camera pictures/ --rate 2 --encoding jpeg
   multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
   multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
 """

@@ -22,22 +22,18 @@ _MAX_IMAGES = 256
 _TEXT = f"""\
 Reduce the MACs of a DNN by Tucker decomposition.
 
-Each plain 2D convolution larger than 1x1, except depthwise ones and those with one input channel, is replaced by up to
-three smaller ones, 1x1 -> core -> 1x1 (Tucker-2 decomposition of the channel modes). The result is one file that the
-node loads (parameter dnn.<dnn>.model: FILE): a .safetensors file for built-in and torchvision networks, a .pt2 file for
-others.
+Each 2D convolution larger than 1x1, except depthwise ones, is replaced by up to three smaller ones, 1x1 -> core -> 1x1
+(Tucker-2 decomposition of the channel modes). The result is one file that the node loads (dnn.<dnn>.model: FILE):
+.safetensors for built-in and torchvision networks, .pt2 for others.
 
 With --data, the weights of the new layers minimize the error of each layer's output on images; otherwise that of its
-weights. Images keep much more of the accuracy before retraining. Recover the rest with `multi-dnn retrain`, and check
-it before and after with `multi-dnn evaluate`.
+weights. Images keep much more of the accuracy. Recover the rest with `retrain`, and compare with `evaluate`.
 
 How the ranks are chosen (--ranks):
   ratio     the same fraction of the channels in every layer (--ratio)
   budget    a given reduction of the network's MACs (--macs-cut), distributed so that the error is smallest
   measured  the ranks of --ratio or larger ones, whichever are fastest when each layer is timed on --device with
-            --backend; layers that do not become faster stay as they are. The whole network is then timed against the
-            original, alone and several at once; while it is not faster, the half of the decomposed layers with the
-            smallest gains is restored.
+            --backend; layers are restored until the whole network is faster than the original
 
 Images (--data): a folder of images; `road`, generated road images of this package; or the training part of a data set:
 {help_text()}

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _MODELS = ", ".join(form for form in model_forms() if not form.startswith("torchvision:"))
 _NODE = "/multi_dnn"
+#: Scores in the table, by their names in summary.json.
+_SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
+_PERCENTILES = ("p50", "p95", "p99")
 
 
 def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_video(args)
     options.read_config(args)  # before anything is imported or written
     from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.demo.drive import Demo
+    from multi_dnn_ros.demo.drive import run_demo
     from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
 
     width, height = size = args.size or (640, 480)
@@ -81,8 +85,31 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--size {width}x{height}: {allowed}")
     params_file = args.params_file or config_file("multi_dnn.yaml")
     seed = 8 if args.seed is None else args.seed
-    demo = Demo(args.output, params_file, args.seconds or 15.0, args.rate or 10.0, size, seed)
-    return 1 if demo.run()["silent"] else 0
+    summary = run_demo(args.output, params_file, args.seconds or 15.0, args.rate or 10.0, size, seed)
+    print(rows_table([_live_row(name, figures) for name, figures in summary["dnns"].items()]))
+    memory_mib = summary["node_peak_memory_bytes"] / 2**20
+    print(f"peak resident memory of the node and its engine processes: {memory_mib:.0f} MiB")
+    if not summary["node_ended_cleanly"]:
+        print("warning: the node did not end within 10 s of SIGINT and was killed")
+    return _closing(args.output, summary["silent"], "; see node.log there")
+
+
+def _live_row(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    latency, accounts = figures.get("latency_ms", {}), figures["accounts"] or {}
+    scores = {shown: figures[score] for score, shown in _SCORES.items() if score in figures}
+    return {
+        "DNN": name, "Hz": figures.get("rate_hz", 0.0), **{f"{each} ms": latency.get(each) for each in _PERCENTILES},
+        **{each: accounts.get(each, "?") for each in ("offered", "published")},
+        "dropped": accounts.get("dropped") or "none", "vs ground truth": scores or "nothing to compare",
+    }  # fmt: skip
+
+
+def _closing(output: Path, silent: list[str], where: str = "") -> int:
+    """Say what was written, and which DNNs have no result; the exit code."""
+    print(f"written to {output}: overlay.mp4, overlay.png, summary.json, bag/")
+    if silent:
+        print(f"FAILED: no result from {', '.join(silent)}{where}")
+    return 1 if silent else 0
 
 
 def _run_video(args: argparse.Namespace) -> int:
@@ -99,15 +126,13 @@ def _run_video(args: argparse.Namespace) -> int:
     summary = run_video(config, args.video, args.output, args.seconds, _NODE)
     print(rows_table([
         {"DNN": name, **{key: each[key] for key in ("offered", "published", "dropped", "by_class")},
-         **{f"{key} ms": each["inference_ms"].get(key) for key in ("p50", "p95")}}
+         **{f"{key} ms": each["inference_ms"].get(key) for key in _PERCENTILES}}
         for name, each in summary["dnns"].items()
     ]))  # fmt: skip
     for damage in summary["input_damage"]:
         print(f"warning: {damage}", file=sys.stderr)
-    print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
-    if silent := [name for name, each in summary["dnns"].items() if not each["published"]]:
-        print(f"FAILED: no result from {', '.join(silent)}")
-    return 1 if silent or summary["input_damage"] else 0
+    code = _closing(args.output, [name for name, each in summary["dnns"].items() if not each["published"]])
+    return 1 if summary["input_damage"] else code
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:

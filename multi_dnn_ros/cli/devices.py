@@ -4,7 +4,6 @@ For the CPU and each GPU, the command prints name, memory, cores or SMs, and the
 it, with the reason for those that do not. `multi-dnn profile layers` measures how fast a device computes.
 
 examples:
-  multi-dnn devices
   multi-dnn devices --json devices.json
 """
 

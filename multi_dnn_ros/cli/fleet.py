@@ -12,9 +12,7 @@ With --compare, the jobs are trained once under each policy: `fair`, and two bas
 same time: `even`, each on all units, and `one_unit`, each on one.
 
 examples:
-  multi-dnn fleet jobs.yaml --folder runs
   multi-dnn fleet jobs.yaml --folder runs --units 2 --output decisions.json
-  multi-dnn fleet jobs.yaml --folder runs --units 2 --threads 1
   multi-dnn fleet jobs.yaml --folder /shared/runs --cluster 10.0.0.2:6379 --units 4
   multi-dnn fleet jobs.yaml --folder compared --compare --output compared.json
 """

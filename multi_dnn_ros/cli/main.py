@@ -46,9 +46,7 @@ node, make DNNs cheaper before they run on the robot, and measure them. MODEL in
 _EXAMPLES = """\
 examples:
   multi-dnn demo                                   node and camera on a generated road, with scores and a video
-  multi-dnn run                                    the node with its default parameters
   multi-dnn camera drive.mp4 --rate 10             publish a video on the topic front/image_raw, 10 images per second
-  multi-dnn camera /dev/video0                     publish a USB camera
   multi-dnn replay drive.mcap results              run every frame of a recording, none dropped
   multi-dnn inspect my.onnx --image road.jpg       describe a model, and draw what it finds in an image
   multi-dnn decompose builtin:object --output object.safetensors

@@ -12,9 +12,6 @@ A unit is one of:
 examples:
   multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
   multi-dnn partition plan torchvision:resnet18 --batch 100
-  multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
-  multi-dnn partition table torchvision:resnet18
-  multi-dnn partition io torchvision:resnet18 --units cpu:1 --batch 8 --max-batch 64 --increment 8
 """
 
 from __future__ import annotations
@@ -92,9 +89,8 @@ def _units(text: str) -> tuple[Unit, ...]:
 def profile(args: argparse.Namespace) -> int:
     """Measure a network on each unit by batch size.
 
-    Each unit is measured alone, at 1, --max-batch, and 2^n - 1, 2^n and 2^n + 1, where times change most. Sizes that
-    are in the unit's table already are not measured again, so that an interrupted command continues when it is
-    repeated. A size that does not fit into memory is noted, and larger ones are not tried.
+    Each unit is measured alone, at 1, --max-batch, and 2^n - 1, 2^n and 2^n + 1, where times change most. Sizes in the
+    unit's table are not measured again. A size that does not fit into memory is noted, and larger ones are not tried.
 
     examples:
       multi-dnn partition profile torchvision:resnet18 --units cpu:1,cuda:0 --max-batch 64
@@ -137,9 +133,8 @@ def show_tables(args: argparse.Namespace) -> int:
 def plan(args: argparse.Namespace) -> int:
     """Compute how many images of a batch each unit gets.
 
-    Times between two measured batch sizes are interpolated. A unit gets no more images than it was measured for.
-    Besides the plan for all units, those for every subset of them are listed (with more than 8 units: only single
-    units).
+    Times between two measured batch sizes are interpolated. A unit gets no more images than it was measured for. The
+    plans for every subset of the units are listed, too (with more than 8 units: only single units).
 
     examples:
       multi-dnn partition plan torchvision:resnet18 --batch 100
@@ -161,12 +156,10 @@ def plan(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Run a batch on the units by a plan, and time it.
 
-    Each unit is a process that holds the network. The batch is run --repeats times; the times printed are those of the
-    round of median length. With --compare every subset of the units runs the batch, too, and the command fails if its
-    outputs differ by more than the precision allows.
+    Each unit is a process that holds the network. The times printed are those of the round of median length. With
+    --compare the command fails if outputs differ by more than the precision allows.
 
     examples:
-      multi-dnn partition run torchvision:resnet18 --batch 100 --compare --report run.json
       multi-dnn partition run torchvision:resnet18 --weights IMAGENET1K_V1 --input images.npy --output logits.npz
     """
     if args.input is None and args.batch is None:

@@ -6,8 +6,6 @@ step. Stop other programs meanwhile: times of a busy machine are too long.
 
 examples:
   multi-dnn profile layers builtin:object
-  multi-dnn profile contention torchvision:resnet18 builtin:lane builtin:object --output samples.csv
-  multi-dnn profile learn samples.csv --output out/learnt
   multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
 """
 
@@ -106,9 +104,8 @@ def _open_target(args: argparse.Namespace) -> Iterator[Target]:
 def layers(args: argparse.Namespace) -> int:
     """Time every layer and job of a network, compared with the device's limits.
 
-    Every layer is timed by the backend that serves it, with the data that it finds in the network. The bound of a layer
-    is that of the roofline model: the longer of its arithmetic at the device's highest rate and its bytes at the
-    highest memory bandwidth, which are measured first. A layer can be faster if its data is in a cache.
+    Every layer is timed by the backend that serves it. Its bound is that of the roofline model: the longer of its
+    arithmetic at the device's highest rate and its bytes at the highest memory bandwidth, which are measured first.
 
     examples:
       multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
@@ -140,14 +137,9 @@ def contention(args: argparse.Namespace) -> int:
     """Time layers under background load and write a table.
 
     Every layer of the models is timed while background threads (on a CPU) or streams (on a GPU) repeat one kind of
-    load:
-
-      compute   products of matrices
-      memory    copies of memory larger than the caches
-      dnn       a whole network, the first MODEL
-
-    The CSV file has a row per layer and load, and is the input of `multi-dnn profile learn`. An interrupted command
-    continues when it is started again; other models and levels are added to an existing table.
+    load: products of matrices, copies of memory larger than the caches, or the first MODEL as a whole. The CSV file
+    has a row per layer and load. An interrupted command continues when it is started again; other models and levels
+    are added to an existing table.
 
     examples:
       multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv
@@ -172,9 +164,8 @@ def contention(args: argparse.Namespace) -> int:
 def learn(args: argparse.Namespace) -> int:
     """Learn a predictor of layer times from tables of `contention`.
 
-    A decision tree per kind of layer shows which quantities determine its time. Two regressors, a linear model and a
-    random forest, are scored on networks and load levels that were held out, beside a baseline. The one with the
-    smaller mean error is written to predictor.json.
+    A decision tree per kind of layer shows which quantities determine its time. A linear model and a random forest are
+    scored on networks and load levels that were held out, beside a baseline; the better one is predictor.json.
 
     examples:
       multi-dnn profile learn samples.csv --output out/learnt
@@ -213,10 +204,9 @@ def learn(args: argparse.Namespace) -> int:
 def fit(args: argparse.Namespace) -> int:
     """Say whether the DNNs of a parameter file keep up with given camera rates.
 
-    The time of each DNN is measured on black images of 640x480 pixels while the others run, too, or predicted from its
-    layers (--predictor). From these follow the utilization of the device at the rates of the cameras, and a
-    bound of the time from an image to its result, which is compared with `deadline_ms`. If the DNNs do not fit, the
-    command names the one that exceeds the capacity, and the rate at which it would fit. Decoding is not included.
+    The time of each DNN is measured on black images of 640x480 pixels while the others run, too, or predicted
+    from its layers (--predictor). From these follow the utilization of the device and a bound of the time from an image
+    to its result, without decoding, which is compared with `deadline_ms`.
 
     Exit code 0: fits; 1: does not fit.
 
@@ -250,9 +240,8 @@ def fit(args: argparse.Namespace) -> int:
 def training(args: argparse.Namespace) -> int:
     """Time a distributed training step layer by layer.
 
-    Several processes train copies of a network on random images with PyTorch's DistributedDataParallel. For each module
-    the command prints the times of its forward and backward pass and of the all-reduce of its gradients, its operations
-    and bytes, and the bound of the device's roofline. Processes on several hosts are started by torchrun:
+    Several processes train copies of a network on random images with PyTorch's DistributedDataParallel; forward and
+    backward pass and all-reduce of each module are timed. Processes on several hosts are started by torchrun:
 
       torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
 

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.processes import interrupts
     from multi_dnn_ros.replay.bag_reader import BagReader, recorded_topics
     from multi_dnn_ros.replay.bag_writer import BagWriter
-    from multi_dnn_ros.replay.replay import configured_replay
+    from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
     with contextlib.ExitStack() as stack:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
                 f"bag {args.in_bag} holds no message on {', '.join(topics.values())}; choose with --topic"
             )
         writer = stack.enter_context(BagWriter(args.out_bag, args.storage))
-        replay = configured_replay(config, topics, args.node, lambda line: print(line, file=sys.stderr))
+        replay = Replay(config, topics, args.node, lambda line: print(line, file=sys.stderr))
         overlays = {camera: stack.enter_context(OverlayFiles(path)) for camera, path in paths.items()}
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
 
@@ -107,8 +107,9 @@ def run(args: argparse.Namespace) -> int:
                 overlays[outcome.frame.camera].write(outcome.drawn(replay.kinds), outcome.frame.stamp_ns)
             bar.update()
 
-        counts = replay.run(bag, writer, with_input=args.with_input, on_frame=finish_frame)
-        streams = list(map(vars, counts.values()))
+        frames_of_cameras = bag.messages(topics.values())
+        counts = replay.run(frames_of_cameras, writer, with_input=args.with_input, on_frame=finish_frame)
+        streams = list(map(vars, counts))
         content = {"streams": streams, "input_damage": bag.damage}
         writer.add_file("summary.json", json.dumps(content, indent=2) + "\n")
     print(rows_table(streams))

@@ -7,9 +7,7 @@ Parameters come from a YAML file; the package's config/multi_dnn.yaml explains e
 works as for any ROS 2 node and overrides the file.
 
 examples:
-  multi-dnn run
   multi-dnn run --params-file my_robot.yaml
-  multi-dnn run --ros-args -p device:=cpu -p dnn.object.score_threshold:=0.3
   multi-dnn run --ros-args -r __ns:=/robot1 -r front/image_raw:=/camera/color/image_raw --log-level debug
 """
 

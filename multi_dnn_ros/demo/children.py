@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -62,8 +62,8 @@ class Child:
     """A ``multi-dnn`` command as a child process; a context manager that stops it.
 
     name: for messages. log: file for its output. environment: variables added to those of this process. module: Python
-    module to run instead of the command. The child has its own session, so that Ctrl-C in the terminal reaches only
-    us. The kernel kills it when the thread that has created this object ends, even if this process is killed.
+    module to run instead of the command. Ctrl-C in the terminal reaches only us, as the child has its own session. The
+    kernel kills it when the thread that has created this object ends, even if this process is killed.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class Child:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env={**os.environ, **environment}, start_new_session=True,
             )  # fmt: skip
-
         self.peak_memory_bytes = 0
 
     @property
@@ -91,14 +90,10 @@ class Child:
 
     def sample(self) -> None:
         """Update :attr:`peak_memory_bytes` with the resident memory of the child and its descendants."""
-        memory = 0
-        try:
+        with suppress(psutil.Error):  # a process has just ended
             child = psutil.Process(self.pid)
-            for process in (child, *child.children(recursive=True)):
-                memory += process.memory_info().rss
-        except psutil.Error:  # a process has just ended
-            return
-        self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
+            memory = sum(each.memory_info().rss for each in (child, *child.children(recursive=True)))
+            self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the child."""
@@ -106,16 +101,14 @@ class Child:
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Stop the child with SIGINT; kill it after the timeout. Returns False if it had to be killed."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+        self._process.send_signal(signal.SIGINT)  # nothing if it has ended
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
         finally:  # also when a second Ctrl-C interrupts the wait
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()
+            self._process.wait()
         return True
 
     def last_lines(self, count: int = 5) -> str:

@@ -7,12 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import rclpy
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
@@ -40,91 +39,74 @@ _START_LIMIT_S = 600.0
 _FINISH_LIMIT_S = 10.0
 
 
-@dataclass(frozen=True)
-class Demo:
-    """One drive with one node; see ``multi-dnn demo --help``. params_file: the node's parameters."""
+def run_demo(
+    output: Path, params_file: Path, seconds: float, rate_hz: float, size: tuple[int, int], seed: int
+) -> dict[str, Any]:
+    """Record one drive with one node, score the results and write the report; see ``multi-dnn demo --help``.
 
-    output: Path
-    params_file: Path
-    seconds: float = 15.0
-    rate_hz: float = 10.0
-    size: tuple[int, int] = (640, 480)
-    seed: int = 8
-
-    @property
-    def images(self) -> int:
-        """Number of images that the camera publishes."""
-        return max(1, round(self.seconds * self.rate_hz))
-
-    def run(self) -> dict[str, Any]:
-        """Record the drive, score the results and write the report. Returns the summary.
-
-        Raises CommandError, which names the log, if a process fails; UsageError or ParameterError for bad arguments.
-        """
-        config = read_params_file(self.params_file)
-        camera, settings = next(iter(config.cameras.items()))
-        if settings.transport != "raw":
-            raise UsageError(f"parameter camera.{camera}.transport is {settings.transport}; the demo needs raw")
-        dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
-        streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
-        clear_output(self.output)
-        image = f"/{camera}/image_raw" if not settings.topic else f"/{settings.topic.lstrip('/')}"
-        drive = {"seconds": self.seconds, "rate_hz": self.rate_hz, "size": list(self.size), "seed": self.seed}
-        recorded = RecordedDrive(self.output, camera, image, streams, drive)
+    params_file: the node's parameters. Returns the summary. Raises CommandError, which names the log, if a process
+    fails; UsageError or ParameterError for bad arguments.
+    """
+    config = read_params_file(params_file)
+    camera, settings = next(iter(config.cameras.items()))
+    if settings.transport != "raw":
+        raise UsageError(f"parameter camera.{camera}.transport is {settings.transport}; the demo needs raw")
+    dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
+    streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
+    clear_output(output)
+    image = f"/{(settings.topic or f'{camera}/image_raw').lstrip('/')}"
+    drive = {"seconds": seconds, "rate_hz": rate_hz, "size": list(size), "seed": seed}
+    recorded = RecordedDrive(output, camera, image, streams, drive)
+    publish = [
+        *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--wait-for-subscribers", "2"),
+        *("--count", str(max(1, round(seconds * rate_hz))), "--rate", str(rate_hz)),
+        *("--size", f"{size[0]}x{size[1]}", "--seed", str(seed)),
+    ]
+    serve = ["run", "--params-file", str(params_file), "--ros-args"]
+    for name, dnn in dnns.items():
         # Built-in DNNs without a configured threshold get the one for generated roads.
-        thresholds = [
-            word
-            for name, dnn in dnns.items()
-            if is_builtin(dnn.model) and not dnn.score_threshold
-            for word in ("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}")
-        ]
-        peak_memory_bytes, ended_in_time = self._record(recorded, thresholds)
-        return report(recorded, peak_memory_bytes, ended_in_time=ended_in_time)
+        if is_builtin(dnn.model) and not dnn.score_threshold:
+            serve += ["-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}"]
+    peak_memory_bytes, ended_in_time = _record(recorded, publish, serve)
+    return report(recorded, peak_memory_bytes, ended_in_time=ended_in_time)
 
-    def _record(self, drive: RecordedDrive, parameters: Sequence[str]) -> tuple[int, bool]:
-        """Run both processes to the end of the drive.
 
-        Returns the peak resident memory of the node and its engine processes in bytes, and whether they ended in time.
-        """
-        frames = self.images
-        publish = [
-            *("camera", "scenes", "--camera", drive.camera, "--topic", drive.image, "--truth"),
-            *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
-            *("--seed", str(self.seed), "--wait-for-subscribers", "2"),
-        ]
-        serve = ["run", "--params-file", str(self.params_file), *(["--ros-args", *parameters] if parameters else [])]
-        labels = [stream.label_info for stream in drive.streams if stream.label_info]
-        topics = {
-            drive.image: "sensor_msgs/msg/Image",
-            f"/{drive.camera}/truth/detections": "vision_msgs/msg/Detection2DArray",
-            f"/{drive.camera}/truth/lane_mask": "sensor_msgs/msg/Image",
-            **{topic: each.kind.msgtypes[name] for each in drive.streams for name, topic in each.topics.items()},
-            **dict.fromkeys(labels, "vision_msgs/msg/LabelInfo"),
-            DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
-        }
-        with ExitStack() as stack:
-            domain = stack.enter_context(reserved_domain())
-            environment = loopback_environment(domain)
-            stack.enter_context(interrupts())
-            writer = stack.enter_context(BagWriter(self.output / "bag"))
-            os.environ.update(environment)
-            configure()
-            rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
-            stack.callback(rclpy.try_shutdown)
-            listener = rclpy.create_node("multi_dnn_demo")
-            stack.callback(listener.destroy_node)
-            executor = SingleThreadedExecutor()
-            stack.callback(executor.shutdown)
-            executor.add_node(listener)
-            recorder = Recorder(listener, writer, topics, image=drive.image, watch=DIAGNOSTICS, latched=labels)
-            node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
-            source = stack.enter_context(Child("camera", publish, self.output / "camera.log", environment))
-            bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))
-            _watch(executor, recorder, node, source, drive, bar)
-            _finish(executor, recorder)
-            ended_in_time = node.stop()
-            recorder.flush()
-            return node.peak_memory_bytes, ended_in_time
+def _record(drive: RecordedDrive, publish: Sequence[str], serve: Sequence[str]) -> tuple[int, bool]:
+    """Run a camera and a node, each with its command line, to the end of the drive.
+
+    Returns the peak resident memory of the node and its engine processes in bytes, and whether they ended in time.
+    """
+    labels = [stream.label_info for stream in drive.streams if stream.label_info]
+    topics = {
+        drive.image: "sensor_msgs/msg/Image",
+        f"/{drive.camera}/truth/detections": "vision_msgs/msg/Detection2DArray",
+        f"/{drive.camera}/truth/lane_mask": "sensor_msgs/msg/Image",
+        **{topic: each.kind.msgtypes[name] for each in drive.streams for name, topic in each.topics.items()},
+        **dict.fromkeys(labels, "vision_msgs/msg/LabelInfo"),
+        DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
+    }
+    with ExitStack() as stack:
+        domain = stack.enter_context(reserved_domain())
+        environment = loopback_environment(domain)
+        stack.enter_context(interrupts())
+        writer = stack.enter_context(BagWriter(drive.output / "bag"))
+        os.environ.update(environment)
+        configure()
+        rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
+        stack.callback(rclpy.try_shutdown)
+        listener = rclpy.create_node("multi_dnn_demo")
+        stack.callback(listener.destroy_node)
+        executor = SingleThreadedExecutor()
+        stack.callback(executor.shutdown)
+        executor.add_node(listener)
+        recorder = Recorder(listener, writer, topics, image=drive.image, watch=DIAGNOSTICS, latched=labels)
+        node = stack.enter_context(Child("node", serve, drive.output / "node.log", environment))
+        source = stack.enter_context(Child("camera", publish, drive.output / "camera.log", environment))
+        _watch(executor, recorder, node, source, drive.image)
+        _finish(executor, recorder)
+        ended_in_time = node.stop()
+        recorder.flush()
+        return node.peak_memory_bytes, ended_in_time
 
 
 def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
@@ -139,27 +121,25 @@ def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
     return Stream(name, kind, topics, labels, f"{NODE}/{name}/label_info")
 
 
-def _watch(
-    executor: SingleThreadedExecutor, recorder: Recorder, node: Child, source: Child, drive: RecordedDrive, bar: Any
-) -> None:
+def _watch(executor: SingleThreadedExecutor, recorder: Recorder, node: Child, source: Child, image: str) -> None:
     """Spin until the camera has ended. Raises CommandError if a process fails or does not start."""
     begin = next_check = time.monotonic()
-    while source.exit_code() is None:
-        executor.spin_once(timeout_sec=0.1)
-        now = time.monotonic()
-        if now < next_check:
-            continue
-        next_check = now + 0.5
-        node.sample()
-        if node.exit_code() is not None:
-            raise _failed(node, f"ended with exit code {node.exit_code()}")
-        if problem := _configuration_problem(recorder.watched):
-            raise _failed(node, problem)
-        images = recorder.counts[drive.image]
-        if not images and now - begin > _START_LIMIT_S:
-            raise CommandError(f"no image after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
-        bar.set_description("driving" if images else "starting", refresh=False)
-        bar.update(images - bar.n)
+    with tqdm(unit="frame", desc="starting", disable=None) as bar:
+        while source.exit_code() is None:
+            executor.spin_once(timeout_sec=0.1)
+            if (now := time.monotonic()) < next_check:
+                continue
+            next_check = now + 0.5
+            node.sample()
+            if node.exit_code() is not None:
+                raise _failed(node, f"ended with exit code {node.exit_code()}")
+            if problem := _configuration_problem(recorder.watched):
+                raise _failed(node, problem)
+            images = recorder.counts[image]
+            if not images and now - begin > _START_LIMIT_S:
+                raise CommandError(f"no image after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
+            bar.set_description("driving" if images else "starting", refresh=False)
+            bar.update(images - bar.n)
     if source.exit_code() != 0:
         raise _failed(source, f"ended with exit code {source.exit_code()}")
 
@@ -179,9 +159,9 @@ def _configuration_problem(diagnostics: bytes | None) -> str:
     if diagnostics is None:
         return ""
     status = last_statuses([deserialize_message(diagnostics, DiagnosticArray)], NODE).get("node")
-    if status is None or status["level"] != 2 or status["values"].get("state") != "unconfigured":
+    if status is None or status.level != DiagnosticStatus.ERROR:
         return ""
-    return str(status["message"])
+    return str(status.message) if KeyValue(key="state", value="unconfigured") in status.values else ""
 
 
 def _failed(child: Child, what: str) -> CommandError:

@@ -148,25 +148,20 @@ class DnnFigures:
         return summary
 
 
-def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any]]:
-    """The latest diagnostics of each task of `node`, from DiagnosticArrays in order."""
-    statuses: dict[str, dict[str, Any]] = {}
+def last_statuses(messages: Iterable[Any], node: str) -> dict[str, Any]:
+    """The latest DiagnosticStatus of each task of `node`, from DiagnosticArrays in order."""
+    statuses = {}
     for status in (status for message in messages for status in message.status):
         name, _, task = status.name.partition(": ")
         if name == node.lstrip("/"):
-            statuses[task] = {
-                "level": int.from_bytes(status.level, "little"),
-                "message": status.message,
-                "hardware_id": status.hardware_id,
-                "values": {value.key: value.value for value in status.values},
-            }
+            statuses[task] = status
     return statuses
 
 
-def frame_counts(status: Mapping[str, Any]) -> dict[str, Any]:
+def frame_counts(status: Any) -> dict[str, Any]:
     """Offered, published, pending and drops by reason, from a stream's diagnostics."""
-    values = status["values"]
-    drops = {match[1]: int(values[key]) for key in values if (match := re.fullmatch(r"dropped: (\w+)", key))}
+    values = {value.key: value.value for value in status.values}
+    drops = {key.removeprefix("dropped: "): int(values[key]) for key in values if re.fullmatch(r"dropped: \w+", key)}
     counts: dict[str, Any] = {name: int(values[name]) for name in ("offered", "published", "pending")}
     return {**counts, "dropped": {reason: count for reason, count in drops.items() if count}}
 

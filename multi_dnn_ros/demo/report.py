@@ -1,4 +1,4 @@
-"""Makes the tables, images and JSON files of a demo from its recordings."""
+"""Makes the video, the picture and the JSON file of a demo from its recording."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.reporting import provenance, table, write_json
+from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.demo.recorded_frames import (
     DnnFigures,
     Stream,
@@ -31,8 +29,6 @@ from multi_dnn_ros.vision.result_kind import Layer
 
 NODE = "/multi_dnn"
 DIAGNOSTICS = "/diagnostics"
-#: Scores in the table, by their names in summary.json.
-_SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
 #: Empty file that marks a folder as that of a demo, and the files of one.
 _MARK = ".multi_dnn_demo"
 _FILES = ("overlay.mp4", "overlay.png", "summary.json", "node.log", "camera.log", "bag")
@@ -74,14 +70,28 @@ def clear_output(output: Path) -> None:
 
 
 def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bool) -> dict[str, Any]:
-    """Score the recording, write overlay.mp4, overlay.png and summary.json, and print the table.
+    """Score and draw the recording frame by frame; write overlay.mp4, overlay.png and summary.json.
 
     Returns the content of summary.json; its `silent` lists the DNNs without a result.
     """
-    figures = _score_and_draw(recorded)
-    with BagReader(recorded.output / "bag") as bag:
+    figures = {stream.dnn: DnnFigures(stream) for stream in recorded.streams}
+    picture, max_found = None, -1
+    with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
         counts = {name: topic.count for name, topic in bag.topics.items()}
         messages = [deserialize_message(message.data, DiagnosticArray) for message in bag.messages([DIAGNOSTICS])]
+        frames = recorded_frames(bag, recorded.camera, f"{recorded.image}/compressed", recorded.streams)
+        for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
+            drawn = draw(
+                frame.image, [Layer(dnn, figures[dnn].stream.kind, *result) for dnn, result in frame.results.items()]
+            )
+            video.write(drawn, frame.stamp_ns)
+            for figure in figures.values():
+                figure.add(frame)
+            found = sum(len(found_names(output)) for output, _ in frame.results.values())
+            if found > max_found:
+                picture, max_found = drawn, found
+    if picture is not None:
+        save_picture(recorded.output / "overlay.png", picture)
     last = last_statuses(messages, NODE)
     dnns = {}
     for name, figure in figures.items():
@@ -97,51 +107,7 @@ def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bo
         "silent": [name for name, figure in figures.items() if not figure.stamps_ns],
     }
     write_json(recorded.output / "summary.json", summary)
-    print(_table(dnns))
-    print(f"peak resident memory of the node and its engine processes: {peak_memory_bytes / 2**20:.0f} MiB")
-    if not ended_in_time:
-        print("warning: the node did not end within 10 s of SIGINT and was killed")
-    print(f"written to {recorded.output}: overlay.mp4, overlay.png, summary.json, bag/")
-    if summary["silent"]:
-        print(f"FAILED: no result from {', '.join(summary['silent'])}; see {recorded.output / 'node.log'}")
     return summary
-
-
-def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
-    """Score and draw the frames one by one; only a few of them are in memory at once."""
-    figures = {stream.dnn: DnnFigures(stream) for stream in recorded.streams}
-    best: tuple[int, npt.NDArray[np.uint8]] | None = None
-    with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
-        frames = recorded_frames(bag, recorded.camera, f"{recorded.image}/compressed", recorded.streams)
-        for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
-            layers = [Layer(dnn, figures[dnn].stream.kind, *result) for dnn, result in frame.results.items()]
-            picture = draw(frame.image, layers)
-            video.write(picture, frame.stamp_ns)
-            for figure in figures.values():
-                figure.add(frame)
-            count = sum(len(found_names(output)) for output, _ in frame.results.values())
-            if best is None or count > best[0]:
-                best = count, picture
-    if best is not None:
-        save_picture(recorded.output / "overlay.png", best[1])
-    return figures
-
-
-def _table(dnns: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = []
-    for dnn, figures in dnns.items():
-        latency, counted = figures.get("latency_ms", {}), figures["accounts"] or {}
-        scores = {shown: figures[name] for name, shown in _SCORES.items() if name in figures}
-        rows.append([
-            dnn,
-            f"{figures.get('rate_hz', 0.0):.1f}",
-            *(f"{latency[name]:.0f}" if latency else "-" for name in ("p50", "p95", "p99")),
-            *(str(counted.get(name, "?")) for name in ("offered", "published")),
-            counts_text(counted.get("dropped", {})),
-            ", ".join(f"{name} {value:.3f}" for name, value in scores.items()) or "nothing to compare",
-        ])  # fmt: skip
-    header = ["DNN", "Hz", "p50 ms", "p95 ms", "p99 ms", "offered", "published", "dropped", "vs ground truth"]
-    return table(header, rows)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

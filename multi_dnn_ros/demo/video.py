@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -23,9 +23,8 @@ from multi_dnn_ros.common.reporting import distribution, provenance, write_json
 from multi_dnn_ros.demo.recorded_frames import found_names
 from multi_dnn_ros.demo.report import check_output, clear_output
 from multi_dnn_ros.engine.task import Result
-from multi_dnn_ros.replay.bag_writer import BagWriter
-from multi_dnn_ros.replay.message_definitions import canonical
-from multi_dnn_ros.replay.replay import FrameOutcome, configured_replay
+from multi_dnn_ros.replay.bag_writer import BagWriter, canonical
+from multi_dnn_ros.replay.replay import FrameOutcome, Replay
 from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
@@ -35,7 +34,7 @@ _MSGTYPE = "sensor_msgs/msg/CompressedImage"
 
 
 class VideoMessages:
-    """The frames of a video as messages, as :class:`multi_dnn_ros.replay.bag_reader.BagReader` reads them.
+    """The frames of a video as recorded messages.
 
     path: a video, an image, or a folder of images. topic: topic of the messages, sensor_msgs/CompressedImage (JPEG).
     frame_id: frame_id of their headers. seconds: how much of the video is read, from its beginning; None: all of it.
@@ -57,8 +56,8 @@ class VideoMessages:
     def damage(self) -> list[str]:
         return self._source.notes
 
-    def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
-        """The frames in order. topics: ignored, as there is one topic only."""
+    def messages(self) -> Iterator[BagMessage]:
+        """The frames in order."""
         for number, item in enumerate(islice(self._source.items(), self._max_frames)):
             stamp_ns = self._begin_ns + round(number * 1e9 / self._rate_hz)
             header = Header(stamp=Time(nanoseconds=stamp_ns).to_msg(), frame_id=self._frame_id)
@@ -79,7 +78,7 @@ def run_video(config: NodeConfig, path: Path, output: Path, seconds: float | Non
     (camera,) = config.cameras
     topic = f"/{camera}/image_raw/compressed"
     video = VideoMessages(path, topic, camera, seconds)
-    replay = configured_replay(config, {camera: topic}, node, lambda line: print(line, file=sys.stderr))
+    replay = Replay(config, {camera: topic}, node, lambda line: print(line, file=sys.stderr))
     clear_output(output)
     classes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     times_ms: defaultdict[str, list[float]] = defaultdict(list)
@@ -106,17 +105,17 @@ def run_video(config: NodeConfig, path: Path, output: Path, seconds: float | Non
                 if found > max_found:
                     picture, max_found = image, found
 
-        counts = replay.run(video, writer, with_input=True, on_frame=finish_frame)
+        counts = replay.run(video.messages(), writer, with_input=True, on_frame=finish_frame)
     if picture is not None:
         save_picture(output / "overlay.png", picture)
     dnns = {
-        dnn: {
-            "model": config.dnns[dnn].model,
+        stream.dnn: {
+            "model": config.dnns[stream.dnn].model,
             **{name: value for name, value in vars(stream).items() if name not in ("dnn", "camera")},
-            "by_class": dict(classes[dnn].most_common()),
-            "inference_ms": distribution(times_ms[dnn]) if times_ms[dnn] else {},
+            "by_class": dict(classes[stream.dnn].most_common()),
+            "inference_ms": distribution(times_ms[stream.dnn]) if times_ms[stream.dnn] else {},
         }
-        for (dnn, _), stream in counts.items()
+        for stream in counts
     }
     summary = {"video": str(path), "device": str(replay.device), "dnns": dnns, "input_damage": video.damage}
     write_json(output / "summary.json", {**provenance(), **summary})

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from rosbags.interfaces import Connection, Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
+from ament_index_python.packages import get_package_share_directory
+from rosbags import interfaces
+from rosbags.interfaces import Connection, Nodetype
 from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
 from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
+from rosbags.typesys import get_types_from_msg
+from rosbags.typesys.store import Typestore
 
-from multi_dnn_ros.replay.message_definitions import definition
+import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
 from multi_dnn_ros.replay.storage_files import BagError
 from multi_dnn_ros.vision.overlay_files import AtomicWriter
 
@@ -23,10 +28,10 @@ Storage = Literal["mcap", "sqlite3"]
 #: take the name from metadata.yaml.
 _STEM = "recording"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
-_NO_TIME = QosTime(0, 0)
-_LATCHED = Qos(
-    QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, QosDurability.TRANSIENT_LOCAL, _NO_TIME, _NO_TIME,
-    QosLiveliness.AUTOMATIC, _NO_TIME, False,
+_NO_TIME = interfaces.QosTime(0, 0)
+_LATCHED = interfaces.Qos(
+    interfaces.QosHistory.KEEP_LAST, 1, interfaces.QosReliability.RELIABLE, interfaces.QosDurability.TRANSIENT_LOCAL,
+    _NO_TIME, _NO_TIME, interfaces.QosLiveliness.AUTOMATIC, _NO_TIME, False,
 )  # fmt: skip
 
 
@@ -112,3 +117,51 @@ class BagWriter(AtomicWriter):
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+@functools.cache
+def definition(msgtype: str) -> tuple[str, str]:
+    """The .msg text followed by the texts of its nested types, and the RIHS01 type hash.
+
+    Both come from the .msg files of the installed packages, so that they match the running ROS 2, even for types that
+    the rosbags library does not know (vision_msgs). Raises LookupError if the type is not installed.
+    """
+    store = _typestore(msgtype)
+    return store.generate_msgdef(msgtype, ros_version=2)[0], store.hash_rihs01(msgtype)
+
+
+def canonical(msgtype: str, data: bytes) -> bytes:
+    """The CDR bytes of a message with zeros as padding.
+
+    Middlewares differ: Fast DDS leaves uninitialized memory in the alignment gaps, so equal messages have different
+    bytes in each run. Raises LookupError if the type is not installed.
+    """
+    store = _typestore(msgtype)
+    return bytes(store.serialize_cdr(store.deserialize_cdr(data, msgtype), msgtype))
+
+
+@functools.cache
+def _typestore(msgtype: str) -> Typestore:
+    """A type store with a message type and the types nested in it."""
+    store = Typestore()
+    pending = {msgtype}
+    while pending:
+        name = pending.pop()
+        package, _, short = name.partition("/msg/")
+        try:
+            path = Path(get_package_share_directory(package), "msg", f"{short}.msg")
+            types = get_types_from_msg(path.read_text(encoding="utf-8"), name)
+        except (LookupError, ValueError, OSError) as error:
+            raise LookupError(f"message type {name} is not installed") from error
+        store.register(types)
+        pending |= {nested for _, kind in types[name][1] for nested in _named(kind)} - store.fielddefs.keys()
+    return store
+
+
+def _named(kind: Any) -> Iterator[str]:
+    """The message types in the type of a field."""
+    node, content = kind
+    if node == Nodetype.NAME:
+        yield content
+    elif node in (Nodetype.ARRAY, Nodetype.SEQUENCE):
+        yield from _named(content[0])

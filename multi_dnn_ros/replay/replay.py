@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,8 @@ from std_msgs.msg import Header
 from multi_dnn_ros.common.errors import CommandError, FrameError
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.replay.bag_writer import BagWriter
-from multi_dnn_ros.replay.message_definitions import canonical
+from multi_dnn_ros.engine.task import Drop, DropReason, Result
+from multi_dnn_ros.replay.bag_writer import BagWriter, canonical
 from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.ros.result_messages import label_info_message
 from multi_dnn_ros.serving.build import build
@@ -30,19 +29,9 @@ from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer, ResultKind
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
+#: A frame that takes longer ends the replay.
+_STALL_S = 600.0
 _CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
-
-
-class Messages(Protocol):
-    """What is replayed: a :class:`multi_dnn_ros.replay.bag_reader.BagReader`, or anything with these two members.
-
-    damage: problems of the recording, complete after reading.
-    """
-
-    @property
-    def damage(self) -> list[str]: ...
-
-    def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]: ...
 
 
 class FrameOutcome:
@@ -103,69 +92,79 @@ class StreamCount:
             self.first_drops.setdefault(end.reason.value, end.message)
 
 
-@dataclass
 class Replay:
-    """Replays recordings through one set of DNNs, frame by frame: while a frame is computed, the next one is decoded.
+    """Replays recorded frames through one set of DNNs: while a frame is computed, the next one is decoded.
 
-    tasks, workers, device, max_failures: see Engine. kinds: the kind of each result, by name. topics: recorded topic of
-    each camera. labels: class names and score threshold of each detector, by name. images: how the images of a camera
-    are decoded; a missing one with the defaults. node: fully qualified node name used in the written topics
-    (`/multi_dnn/front/object/detections`). stall_timeout_s: a frame that takes longer ends the replay.
+    kinds: the kind of each result, by name. device: where the DNNs run.
     """
 
-    tasks: Sequence[DnnTask]
-    kinds: Mapping[str, ResultKind]
-    topics: Mapping[str, str]
-    labels: Mapping[str, tuple[Sequence[str], float]] = field(default_factory=dict)
-    images: Mapping[str, ImageSettings] = field(default_factory=dict)
-    node: str = "/multi_dnn"
-    workers: int = 2
-    device: Any = None
-    max_failures: int = 5
-    stall_timeout_s: float = 600.0
+    def __init__(self, config: NodeConfig, topics: Mapping[str, str], node: str, log: Callable[[str], None]) -> None:
+        """topics: recorded topic of each camera. node: fully qualified name, for the topics of the results. log: called
+        with lines about the DNNs.
+
+        Age limits have no effect: a replay waits for the DNNs, so that no frame is too old. Raises what building the
+        DNNs raises.
+        """
+        no_limits = {"max_age_ms": 0.0, "deadline_ms": 0.0}
+        dnns = {name: dnn.model_copy(update=no_limits) for name, dnn in config.dnns.items()}
+        pipeline = build(config.model_copy(update={"dnns": dnns}), log)
+        self.device, self._tasks, self._topics, self._node = pipeline.device, pipeline.tasks, topics, node.rstrip("/")
+        outputs = {
+            result_name(name, key): output for name, dnn in pipeline.dnns.items() for key, output in dnn.outputs.items()
+        }
+        self.kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
+        self._labels = {
+            name: (output.labels, output.decoder.score_threshold)
+            for name, output in outputs.items()
+            if self.kinds[name].has_labels
+        }
+        self._images = {
+            name: ImageSettings(name, camera.max_pixels, camera.bits, lambda text: log(f"warning: {text}"))
+            for name, camera in config.cameras.items()
+        }
+        self._engine = Engine(
+            pipeline.tasks, on_result=_settle, on_drop=_settle, workers=pipeline.workers, device=pipeline.device,
+            max_failures=config.max_failures,
+        )  # fmt: skip
 
     def run(
-        self, bag: Messages, writer: BagWriter, *, with_input: bool = False,
+        self, messages: Iterable[BagMessage], writer: BagWriter, *, with_input: bool = False,
         on_frame: Callable[[FrameOutcome], object] = lambda outcome: None,
-    ) -> dict[tuple[str, str], StreamCount]:  # fmt: skip
-        """Replay `bag` into `writer`, which stays open.
+    ) -> list[StreamCount]:  # fmt: skip
+        """Replay messages of the recorded topics into `writer`, which stays open.
 
         Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN.
         with_input: copy each camera message before its outputs. on_frame: called with every frame when it is written.
-        Returns the accounts by (dnn, camera); equal for equal replays.
+        Returns the accounts; equal for equal replays. Raises CommandError if a DNN takes ten minutes for a frame.
         """
-        for task in self.tasks:  # all topics, so that those without messages are listed too
+        for task in self._tasks:  # all topics, so that those without messages are listed too
             for camera, (name, kind) in product(task.cameras, self.kinds.items()):
                 for topic in kind.topics if name.split("/")[0] == task.name else ():
-                    writer.add_topic(f"{self.node}/{camera}/{name}/{topic.name}", topic.msgtype)
+                    writer.add_topic(f"{self._node}/{camera}/{name}/{topic.name}", topic.msgtype)
         counts: dict[tuple[str, str], StreamCount] = {}
-        engine = Engine(
-            self.tasks, on_result=_settle, on_drop=_settle, workers=self.workers, device=self.device,
-            max_failures=self.max_failures,
-        )  # fmt: skip
-        engine.start()
+        self._engine.start()
         running: FrameOutcome | None = None
-        cameras = {topic: camera for camera, topic in self.topics.items()}
+        cameras = {topic: camera for camera, topic in self._topics.items()}
         try:
-            for message in chain(bag.messages(cameras), (None,)):
+            for message in chain(messages, (None,)):
                 following = None if message is None else self._decoded(message, cameras[message.topic])
                 if running is not None:
-                    if not running.done.wait(self.stall_timeout_s):
-                        raise CommandError(f"a DNN has been busy with one frame for {self.stall_timeout_s:g} s")
+                    if not running.done.wait(_STALL_S):
+                        raise CommandError(f"a DNN has been busy with one frame for {_STALL_S:g} s")
                     self._write(running, writer, with_input, is_first=not counts)
                     for end in running.in_order():
                         dnn, camera = end.dnn, running.frame.camera
                         counts.setdefault((dnn, camera), StreamCount(dnn, camera)).add(end)
                     on_frame(running)
                 if following is not None:
-                    self._start(following, engine)
+                    self._start(following)
                 running = following
         finally:
-            engine.stop(timeout_s=5.0)
-        return counts
+            self._engine.stop(timeout_s=5.0)
+        return list(counts.values())
 
     def _decoded(self, message: BagMessage, camera: str) -> FrameOutcome:
-        outcome = FrameOutcome(camera, message, [task.name for task in self.tasks if camera in task.cameras])
+        outcome = FrameOutcome(camera, message, [task.name for task in self._tasks if camera in task.cameras])
         try:
             image: Any = deserialize_message(message.data, _CLASSES[message.msgtype])
         except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
@@ -175,29 +174,29 @@ class Replay:
         outcome.frame.stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
         decode = decode_compressed if isinstance(image, CompressedImage) else decode_image
         try:
-            outcome.frame.set_image(decode(image, self.images.get(camera) or ImageSettings(camera, 1 << 27)), 0)
+            outcome.frame.set_image(decode(image, self._images[camera]), 0)
         except FrameError as error:
             outcome.problem = str(error)
         return outcome
 
-    def _start(self, outcome: FrameOutcome, engine: Engine) -> None:
+    def _start(self, outcome: FrameOutcome) -> None:
         if not outcome.dnns:
             outcome.done.set()
         elif outcome.problem:
             for dnn in outcome.dnns:
                 outcome.settle(Drop(dnn, outcome.frame, DropReason.BAD_IMAGE, outcome.problem))
         else:
-            engine.submit(outcome.frame, self.stall_timeout_s)
+            self._engine.submit(outcome.frame, _STALL_S)
 
     def _write(self, outcome: FrameOutcome, writer: BagWriter, with_input: bool, *, is_first: bool) -> None:
         source = outcome.source
 
         def write(topic: str, message: Any, *, latched: bool = False) -> None:
             msgtype = msgtype_of(message)
-            writer.add_topic(f"{self.node}/{topic}", msgtype, latched=latched)
-            writer.write(f"{self.node}/{topic}", source.stamp_ns, canonical(msgtype, serialize_message(message)))
+            writer.add_topic(f"{self._node}/{topic}", msgtype, latched=latched)
+            writer.write(f"{self._node}/{topic}", source.stamp_ns, canonical(msgtype, serialize_message(message)))
 
-        for name, (names, threshold) in self.labels.items() if is_first else ():
+        for name, (names, threshold) in self._labels.items() if is_first else ():
             labels = label_info_message(names, threshold, Header(stamp=outcome.header.stamp))
             write(f"{name}/label_info", labels, latched=True)
         if with_input:
@@ -207,33 +206,6 @@ class Replay:
             self.kinds[name].check(name, output)
             for topic in self.kinds[name].topics:
                 write(f"{outcome.frame.camera}/{name}/{topic.name}", topic.message(output, outcome.header))
-
-
-def configured_replay(config: NodeConfig, topics: Mapping[str, str], node: str, log: Callable[[str], None]) -> Replay:
-    """The replay of recorded `topics`, by camera, through the DNNs of a configuration.
-
-    Age limits have no effect: a replay waits for the DNNs, so that no frame is too old. node: fully qualified name, for
-    the topics of the results. log: called with lines about the DNNs.
-    """
-    dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
-    pipeline = build(config.model_copy(update={"dnns": dnns}), log)
-    outputs = {
-        result_name(name, key): output for name, dnn in pipeline.dnns.items() for key, output in dnn.outputs.items()
-    }
-    kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
-    labels = {
-        name: (output.labels, output.decoder.score_threshold)
-        for name, output in outputs.items()
-        if kinds[name].has_labels
-    }
-    images = {
-        name: ImageSettings(name, camera.max_pixels, camera.bits, lambda text: log(f"warning: {text}"))
-        for name, camera in config.cameras.items()
-    }
-    return Replay(
-        pipeline.tasks, kinds, topics, labels, images, node.rstrip("/"), pipeline.workers, pipeline.device,
-        config.max_failures,
-    )  # fmt: skip
 
 
 def _settle(end: Result | Drop) -> None:

@@ -26,17 +26,6 @@ def video(path: Path, count: int = 6, rate_hz: float = 12.5) -> Path:
     return path
 
 
-def test_a_video_is_read_as_rgb_at_its_own_rate(tmp_path: Path) -> None:
-    source = open_source(str(video(tmp_path / "drive.avi")))
-    assert source.rate_hz == pytest.approx(12.5)
-    shots = list(source.items())
-    assert len(shots) == 6
-    for index, shot in enumerate(shots):
-        np.testing.assert_allclose(shot.image.mean(axis=(0, 1)), (40 * index, 0, 0), atol=6)
-    assert len(list(source.items())) == 6
-    assert source.notes == []
-
-
 def test_a_truncated_video_is_noted(tmp_path: Path) -> None:
     path = video(tmp_path / "drive.avi", count=60)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

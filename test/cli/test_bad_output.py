@@ -52,34 +52,14 @@ def test_a_full_disk_leaves_no_broken_video_or_picture(tmp_path: Path) -> None:
 
 @pytest.fixture
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a recording `in` and the parameter file `one.yaml`."""
+    """The current folder, with a recording `in`."""
     monkeypatch.chdir(tmp_path)
     with BagWriter(tmp_path / "in") as writer:
         writer.add_topic("/front/image_raw", "sensor_msgs/msg/Image")
         for index in range(8):
             image = image_message(np.roll(NOISE, index * 7, axis=1), Header())
             writer.write("/front/image_raw", index, serialize_message(image))
-    (tmp_path / "one.yaml").write_text(
-        HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
-    )
     return tmp_path
-
-
-@pytest.mark.parametrize("overlay", ["seen.mp4", "pictures"])
-def test_a_replay_that_fails_leaves_nothing_and_can_be_repeated(
-    drive: Path, overlay: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (drive / "bad.yaml").write_text((drive / "one.yaml").read_text().replace("{backend", "{model: none.onnx, backend"))
-    before = sorted(drive.iterdir())
-    assert main(["replay", "in", "out", "--params-file", "bad.yaml", "--overlay", overlay]) == 1
-    assert "dnn.object.model is 'none.onnx': there is no such file" in capsys.readouterr().err
-    assert sorted(drive.iterdir()) == before
-    with small_disk(100_000):
-        assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", overlay]) == 1
-    assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
-    assert sorted(drive.iterdir()) == before
-    assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", overlay]) == 0
-    assert (drive / overlay).exists()
 
 
 @pytest.mark.parametrize(

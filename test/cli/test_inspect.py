@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from pathlib import Path
 
 import cv2
@@ -15,8 +13,6 @@ from tiny_exports import TinyMap, TinyOdd, TinyYolo, TinyYolox, export
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.serving.build import build
-from multi_dnn_ros.serving.configure import warm_up
 from multi_dnn_ros.serving.settings_check import check_settings
 from multi_dnn_ros.settings.params_file import read_params_file
 
@@ -67,19 +63,6 @@ def test_a_map_may_be_depths_so_its_decoder_must_be_named(tmp_path: Path, capsys
     assert inspected(capsys, file, "--decoder", "lane")["result_kind"] == "lanes"
 
 
-def test_a_decoder_that_replaces_the_models_own_is_among_the_parameters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = export(TinyMap(), tmp_path / "net.onnx")
-    file.with_suffix(".yaml").write_text("decoder: lane\n", encoding="utf-8")
-    assert "decoder:" not in inspected(capsys, str(file))["yaml"]
-    found = inspected(capsys, str(file), "--decoder", "drivable", "--labels", "road")
-    params = tmp_path / "params.yaml"
-    params.write_text(found["yaml"], encoding="utf-8")
-    ((name, config),) = read_params_file(params).dnns.items()
-    assert load_dnn(name, config).decoder.name == "drivable"
-
-
 def test_what_the_node_cannot_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The problems are named on both outputs, together with what was found out before."""
     file = export(TinyOdd(), tmp_path / "odd.onnx")
@@ -117,40 +100,6 @@ def test_wrong_arguments(
     assert main(["inspect", *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-class TinyUfldV2(torch.nn.Module):
-    """The outputs of UFLDv2 for CULane."""
-
-    SHAPES = ((1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, math.prod(shape)) for shape in self.SHAPES)
-
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        colors = image.mean((2, 3))
-        return tuple(layer(colors).reshape(shape) for layer, shape in zip(self.layers, self.SHAPES, strict=True))
-
-
-def test_the_highway_file_serves_exports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """config/highway.yaml, in which only the names of the two files are changed."""
-    text = (ROOT / "config" / "highway.yaml").read_text(encoding="utf-8")
-    params, changed = tmp_path / "highway.yaml", text
-    for name, network in (("ufldv2_culane_res18_320x1600.onnx", TinyUfldV2()), ("yolov8n.onnx", TinyYolo(80))):
-        changed = changed.replace(f"model: {name}", f"model: {json.dumps(str(export(network, tmp_path / name)))}")
-    params.write_text(changed, encoding="utf-8")
-    config = read_params_file(params).model_copy(update={"device": "cpu"})
-    assert check_settings(config).problems == ()
-    with caplog.at_level("INFO"):
-        pipeline = build(config)
-    assert re.search(r"dnn\.lane\.decoder is auto: outputs .* are read as 'ufldv2'", caplog.text)
-    assert re.search(r"dnn\.vehicle\.decoder is auto: outputs .* are read as 'yolo'", caplog.text)
-    warm_up(pipeline.tasks, torch.device("cpu"), lambda text: None)
-    lane, vehicle = pipeline.tasks
-    assert lane.priority > vehicle.priority
-    decoder = vehicle.decode
-    assert [decoder.labels[number] for number in sorted(decoder.kept)] == config.dnns["vehicle"].keep
 
 
 def test_the_coco_file_is_complete_but_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,19 +53,6 @@ def test_a_child_runs_as_with_python_m_and_ends_with_its_parent(tmp_path: Path, 
             parent.kill()
 
 
-def test_a_domain_is_reserved_once_at_a_time() -> None:
-    with ExitStack() as stack:
-        mine = [stack.enter_context(reserved_domain()) for _ in range(20)]
-        program = (
-            "from contextlib import ExitStack\n"
-            "from multi_dnn_ros.demo.children import reserved_domain\n"
-            "s = ExitStack()\n"
-            "print(*[s.enter_context(reserved_domain()) for _ in range(20)])"
-        )
-        theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        assert len({*mine, *map(int, theirs.split())}) == 40
-
-
 def test_domains_in_use_are_skipped_and_an_error_says_when_none_is_free() -> None:
     with ExitStack() as stack:
         with reserved_domain() as domain:

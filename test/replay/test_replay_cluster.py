@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay_fakes import TOPIC, read_bag, write_bag
+from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
 from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.fleet import ray_cluster
+from multi_dnn_ros.replay.bag_reader import BagReader
+from multi_dnn_ros.replay.bag_writer import BagWriter
+from multi_dnn_ros.replay.storage_files import BagMessage
 
 FRAMES = 4
+TOPIC = "/front/image_raw"
 
 
 class _RayError(Exception):
@@ -67,7 +71,10 @@ def drives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drives")
     noise = np.random.default_rng(0).integers(0, 256, (FRAMES, 480, 640, 3), dtype=np.uint8)  # more than one chunk
     for name in ("monday", "week/tuesday"):
-        write_bag(folder / name, [(TOPIC, index, image_message(each, Header())) for index, each in enumerate(noise)])
+        with BagWriter(folder / name) as writer:
+            writer.add_topic(TOPIC, "sensor_msgs/msg/Image")
+            for index, each in enumerate(noise):
+                writer.write(TOPIC, index, serialize_message(image_message(each, Header())))
     (whole,) = (folder / "monday").glob("*.mcap")
     (folder / "cut.mcap").write_bytes(whole.read_bytes()[: whole.stat().st_size * 3 // 4])
     (folder / "noise.mcap").write_bytes(b"no recording at all")
@@ -80,6 +87,11 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("parameters") / "one.yaml"
     path.write_text("/**:\n  ros__parameters: {dnns: [object], dnn: {object: {backend: eager, jobs: 1}}}\n")
     return ["--params-file", str(path), "--device", "cpu"]
+
+
+def read_bag(path: Path) -> list[BagMessage]:
+    with BagReader(path) as bag:
+        return list(bag.messages())
 
 
 @pytest.fixture
