@@ -21,8 +21,8 @@ from torch import fx, nn
 
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.description import FORMAT as FORMAT
-from multi_dnn_ros.models.description import Description as Description
+from multi_dnn_ros.models.decomposed import FORMAT as FORMAT
+from multi_dnn_ros.models.decomposed import Description as Description
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.weights import non_finite_tensor

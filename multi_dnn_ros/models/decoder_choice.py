@@ -20,13 +20,12 @@ from multi_dnn_ros.settings.schema import DnnConfig
 log = logging.getLogger(__name__)
 
 
-def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, report: bool = True) -> Source:
+def with_recognized_decoder(source: Source, name: str, config: DnnConfig) -> Source:
     """The source with the decoder that reads its outputs, if neither the source nor parameter `decoder` names one.
 
-    If the file does not state the shapes of the outputs, the network is run once on zeros. report: log the decoder and
-    the others that would fit. The source is returned unchanged if no input size is known, and if the shapes do not
-    decide but the role has a decoder. Raises ModelError if neither decides; it names the decoders that would fit, or
-    the nearest.
+    If the file does not state the shapes of the outputs, the network is run once on zeros. The source is returned
+    unchanged if no input size is known, and if the shapes do not decide but the role has a decoder. Raises ModelError
+    if neither decides; it names the decoders that would fit, or the nearest.
     """
     size = input_size(source, config)
     if source.detector is not None or size is None:
@@ -36,8 +35,7 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
     shapes = source.outputs if has_shapes(source) else run_on_zeros(source, f"dnn.{name}: {config.model}", size)
     recognition = recognized(source, name, config, shapes or ())
     if recognition.decided:
-        if report:
-            log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
+        log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
         classes = recognition.matches[0][1].classes
         return replace(source, decoder=recognition.chosen, classes=source.classes or classes)
     preset = PRESETS.get(config.role)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from multi_dnn_ros.models.description import Description
+    from multi_dnn_ros.models.decomposed import Description
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Source:
         if self.detector is None:
             network: nn.Module = self.module
             return network
-        from multi_dnn_ros.models.torchvision_source import DetectorCore
+        from multi_dnn_ros.models.torchvision_detector import DetectorCore
 
         return DetectorCore(self.detector).eval()
 

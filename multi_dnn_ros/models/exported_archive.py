@@ -57,22 +57,6 @@ def check_archive(path: Path) -> None:
             _check(json.loads(reader.get_record(name)), key="")
 
 
-def stored_device_types(path: Path) -> frozenset[str]:
-    """Types of the devices, such as cpu and cuda, that hold the tensors of the graph; empty: unknown format.
-
-    For archives that :func:`check_archive` accepts, in the format that torch.export.save of PyTorch 2.9 writes.
-    """
-    try:
-        values = _graph_module(path)["graph"]["tensor_values"].values()
-        return frozenset(str(value["device"]["type"]) for value in values)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-        return frozenset()
-
-
-def _graph_module(path: Path) -> Any:
-    return json.loads(torch._C.PyTorchFileReader(str(path)).get_record("models/model.json"))["graph_module"]
-
-
 def _check(value: Any, key: str) -> None:
     if isinstance(value, dict):
         for inner_key, inner in value.items():

@@ -15,6 +15,9 @@ from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
+    has_shapes,
+    input_size,
+    run_on_zeros,
     with_recognized_decoder,
 )
 from multi_dnn_ros.models.dnn import Dnn, Output, Source
@@ -60,6 +63,9 @@ def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     """As `load_dnn`, for a loaded network. A torchvision detector is taken apart by its decoder."""
+    size = input_size(source, config)
+    if config.outputs and size is not None and source.detector is None and not has_shapes(source):
+        source = replace(source, outputs=run_on_zeros(source, f"dnn.{name}: {config.model}", size))
     parts = output_parts(source, name, config)
     interfaces = _interfaces(parts)
     # Only the preprocessing of the last one contains the defaults of all decoders.
@@ -94,7 +100,7 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
     spec, config, source = interface.decoder, part.config, part.source
     head = source.detector
     if head is not None and not isinstance(head, AnchorHead):
-        from multi_dnn_ros.models.torchvision_source import anchor_head
+        from multi_dnn_ros.models.torchvision_detector import anchor_head
 
         head = anchor_head(head, (preprocess.height, preprocess.width))
     decoder = spec.factory(

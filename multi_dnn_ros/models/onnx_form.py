@@ -114,7 +114,7 @@ def _describe(model: Any, source: Source, size: tuple[int, int]) -> None:
 
     fields: dict[str, Any] = {name: getattr(source, name) for name in _FIELDS}
     if source.detector is not None:
-        from multi_dnn_ros.models.torchvision_source import anchor_head
+        from multi_dnn_ros.models.torchvision_detector import anchor_head
 
         head = anchor_head(source.detector, (size[1], size[0]))
         anchors = base64.b64encode(head.anchors.astype("<f4").tobytes()).decode()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -118,16 +117,12 @@ def quiet_options() -> Any:
 
 @contextlib.contextmanager
 def memory_file(name: str) -> Iterator[str]:
-    """Context manager: the path of a temporary file, in memory where the system supports it."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create(name)
-        try:
-            yield f"/proc/self/fd/{file}"
-        finally:
-            os.close(file)
-    else:
-        with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_onnx_") as folder:
-            yield os.path.join(folder, name)
+    """Context manager: the path of a temporary file in memory."""
+    file = os.memfd_create(name)
+    try:
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)
 
 
 @dataclass(frozen=True)

@@ -49,28 +49,13 @@ class OnnxNetwork:
         )
 
 
-@dataclass(frozen=True)
-class Selected:
-    """A network that returns only the raw outputs `numbers`, to find out their shapes."""
-
-    network: Any
-    numbers: tuple[int, ...]
-
-    def __call__(self, image: npt.NDArray[np.float32]) -> list[Any]:
-        """Raises ValueError for a number that the network does not have."""
-        found = run_network(self.network, image)
-        if max(self.numbers) >= len(found):
-            raise ValueError(f"there is no raw output {max(self.numbers)}: the network has {len(found)}")
-        return [found[number] for number in self.numbers]
-
-
 def run_network(network: Any, image: npt.NDArray[np.float32]) -> list[Any]:
     """The raw outputs of an OnnxNetwork, or of a PyTorch module on the CPU, for an image (1, 3, h, w).
 
     Outputs of a module that are not tensors are left out.
     """
-    if isinstance(network, (OnnxNetwork, Selected)):
-        return list(network(image))
+    if isinstance(network, OnnxNetwork):
+        return network(image)
     import torch
     from torch.utils import _pytree as pytree
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from multi_dnn_ros.decoders.registry import DECODERS
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.onnx_network import Selected
 from multi_dnn_ros.settings.flat_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 
@@ -102,5 +101,4 @@ def _with_selected(source: Source, numbers: tuple[int, ...] | None) -> Source:
         return source
     outputs = None if source.outputs is None else tuple(source.outputs[number] for number in numbers)
     names = tuple(source.output_names[number] for number in numbers) if source.output_names else ()
-    module = Selected(source.module, numbers) if source.detector is None else source.module
-    return replace(source, module=module, outputs=outputs, output_names=names)
+    return replace(source, outputs=outputs, output_names=names)

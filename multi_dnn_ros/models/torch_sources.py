@@ -19,7 +19,7 @@ from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_device_types
+from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
 from multi_dnn_ros.models.registry import BUILTIN, MODEL_SOURCES, ModelRequest, source_of
 from multi_dnn_ros.models.weights import check_stored, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -105,22 +105,16 @@ def exported_source(request: ModelRequest) -> Source:
     """The network of an exported program, on the CPU, whatever device it was exported on.
 
     Raises ModelError for a file that is damaged, unsafe, exported in training mode, or exported on a GPU if this
-    machine has none.
+    machine has none: call .cpu() on the network before torch.export.export.
     """
     path = Path(request.name)
     try:
         check_stored(path)
         check_archive(path)
-        devices = stored_device_types(path)
-        if "cuda" in devices and not torch.cuda.is_available():
-            raise ModelError(
-                f"{path}: was exported on cuda, and there is no GPU here; call .cpu() on the network before "
-                "torch.export.export"
-            )
         with no_pickles():
             program = torch.export.load(path)
-        if not devices <= {"cpu"}:  # backends expect a network on the CPU
-            program = move_to_device_pass(program, "cpu")
+        if any(tensor.device.type != "cpu" for tensor in (*program.state_dict.values(), *program.constants.values())):
+            program = move_to_device_pass(program, "cpu")  # backends expect a network on the CPU
         description = read_description(path)
         module = program.module(check_guards=False)
     except ModelError:

@@ -1,7 +1,4 @@
-"""Model source of torchvision's builders: one-stage detectors, segmentation, and classifiers for offline verbs.
-
-A detector (SSD, SSDlite, RetinaNet, FCOS) is taken in two: its layers, and what its decoder needs.
-"""
+"""Model source of torchvision's builders: one-stage detectors, segmentation, and classifiers for offline verbs."""
 
 from __future__ import annotations
 
@@ -11,14 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision import models
-from torchvision.models.detection.fcos import FCOS
-from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.ssd import SSD
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.decoders.anchor import AnchorHead
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import ModelRequest, existing_file
@@ -146,45 +138,3 @@ def _fill(
 
 def _classifiers() -> list[str]:
     return [name for name in models.list_models(models) if not name.startswith(("quantized", "raft"))]
-
-
-class DetectorCore(nn.Module):
-    """Backbone and head of a torchvision one-stage detector: normalized image (1, 3, h, w) -> raw outputs by name."""
-
-    def __init__(self, detector: Any) -> None:
-        super().__init__()
-        self.backbone: nn.Module = detector.backbone
-        self.head: nn.Module = detector.head
-
-    def features(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """Feature maps for the head, highest resolution first."""
-        features = self.backbone(image)
-        return [features] if isinstance(features, torch.Tensor) else list(features.values())
-
-    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        outputs: dict[str, torch.Tensor] = self.head(self.features(image))
-        return outputs
-
-
-def anchor_head(detector: Any, size: tuple[int, int]) -> AnchorHead:
-    """The outputs and anchors of a detector in eval mode for inputs of (height, width)."""
-    core = DetectorCore(detector)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        image = torch.empty(1, 3, *size)
-        features = core.features(image)
-        outputs = core.head(features)
-    maps = [torch.empty(feature.shape) for feature in features]
-    (anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
-    per_cell = len(anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
-    coder, to_sides = detector.box_coder, isinstance(detector, FCOS)
-    return AnchorHead(
-        names=tuple(outputs),
-        shapes=tuple(tuple(output.shape) for output in outputs.values()),
-        anchors=anchors.numpy(),
-        level_sizes=tuple(feature.shape[2] * feature.shape[3] * per_cell for feature in maps),
-        max_rows=int(detector.topk_candidates),
-        by_class=isinstance(detector, SSD),
-        weights=None if to_sides else tuple(coder.weights),
-        max_log=0.0 if to_sides else float(coder.bbox_xform_clip),
-        scale_by_size=to_sides and bool(coder.normalize_by_size),
-    )

@@ -97,15 +97,6 @@ def test_compiled_code_and_objects_are_refused(archive: Path, tmp_path: Path, na
         load(file)
 
 
-def test_a_network_exported_on_a_gpu_is_refused_without_a_gpu(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    file = rewritten(archive, tmp_path, lambda graph: graph.replace('"type": "cpu"', '"type": "cuda"'), {})
-    with pytest.raises(ModelError, match=r"pt2: was exported on cuda, and there is no GPU here; call \.cpu\(\) on the"):
-        load(file)
-
-
 def test_weights_with_an_auxiliary_head_fit_the_network_without(tmp_path: Path) -> None:
     """torchvision's own DeepLab and FCN weights contain such a head."""
     builder = "deeplabv3_mobilenet_v3_large"

@@ -141,16 +141,10 @@ def _with_plain_names(network: fx.GraphModule) -> fx.GraphModule:
     onnx2torch names them after ONNX nodes, such as `model.0/conv/Conv`. The names become part of the names of weights
     in a .pt2 file made from the network, which is refused if they contain other characters (exported_archive.py).
     """
-    names: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in network._modules:
-        plain = first = re.sub(r"\W", "_", name).strip("_") or "node"
-        number = 1
-        while plain in taken:
-            number += 1
-            plain = f"{first}_{number}"
-        taken.add(plain)
-        names[name] = plain
+    names = {
+        name: f"{re.sub(r'[^a-zA-Z0-9]+', '_', name).strip('_') or 'node'}_{number}"
+        for number, name in enumerate(network._modules)
+    }
     network._modules = {names[name]: module for name, module in network._modules.items()}
     for node in network.graph.nodes:
         if node.op in ("call_module", "get_attr"):
