@@ -87,18 +87,39 @@ def read_description(path: Path) -> Description | None:
 
     Raises ModelError for a damaged file. Check a .pt2 file with exported_archive.check_archive first.
     """
-    fields = _pt2_fields(path) if path.suffix == ".pt2" else _safetensors_fields(path)
-    if fields is None:
+    where = _EXTRA if path.suffix == ".pt2" else "header"
+    text = _pt2_text(path) if path.suffix == ".pt2" else _safetensors_text(path)
+    if text is None:
         return None
     try:
-        return Description.model_validate_json(json.dumps(fields))
+        return Description.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = _EXTRA if path.suffix == ".pt2" else "header"
         if first["loc"]:
             where += " field " + ".".join(str(part) for part in first["loc"])
-        shown = str(first["input"])[:80]
-        raise ModelError(f"{path}: {where} is {shown!r}: {first['msg']}") from None
+        raise ModelError(f"{path}: {where} is {str(first['input'])[:80]!r}: {first['msg']}") from None
+
+
+def _safetensors_text(path: Path) -> str | None:
+    """The description as JSON: each field is JSON in the header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            header: dict[str, str] = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: cannot be read as weights: {summarize_error(error)}") from None
+    if "format" not in header or "plan" not in header:
+        return None
+    return f"{{{', '.join(f'{json.dumps(key)}: {text}' for key, text in header.items())}}}"
+
+
+def _pt2_text(path: Path) -> str | None:
+    reader = torch._C.PyTorchFileReader(str(path))
+    record = f"extra/{_EXTRA}"
+    if record not in reader.get_all_records():
+        return None
+    return bytes(reader.get_record(record)).decode(errors="replace")
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
@@ -141,36 +162,3 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
             write(temporary)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(f"{path} cannot be written: {summarize_error(error)}") from None
-
-
-def _safetensors_fields(path: Path) -> dict[str, Any] | None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            header: dict[str, str] = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: cannot be read as weights: {summarize_error(error)}") from None
-    if "format" not in header or "plan" not in header:
-        return None
-    fields = {}
-    for key, text in header.items():
-        try:
-            fields[key] = json.loads(text)
-        except (ValueError, RecursionError):
-            raise ModelError(f"{path}: header field {key} is {text[:80]!r}, which is not JSON") from None
-    return fields
-
-
-def _pt2_fields(path: Path) -> dict[str, Any] | None:
-    reader = torch._C.PyTorchFileReader(str(path))
-    record = f"extra/{_EXTRA}"
-    if record not in reader.get_all_records():
-        return None
-    try:
-        fields = json.loads(reader.get_record(record))
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path}: its extra file {_EXTRA} is not JSON") from None
-    if not isinstance(fields, dict):
-        raise ModelError(f"{path}: its extra file {_EXTRA} holds {type(fields).__name__}; expected fields by name")
-    return fields

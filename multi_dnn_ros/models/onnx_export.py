@@ -18,7 +18,6 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_graph import memory_file
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
-from multi_dnn_ros.models.trace import trace
 
 #: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17
@@ -105,39 +104,26 @@ def _compare(network: OnnxNetwork, module: nn.Module, example: Tensors) -> None:
 def _export(
     chain: nn.Module, example: Tensors, input_names: Sequence[str], output_names: Sequence[str]
 ) -> onnx.ModelProto:
-    failures = []
-    with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad():
-        for exporter in (_export_by_torchscript, _export_traced):
-            try:
-                return exporter(chain, example, list(input_names), list(output_names))
-            except Exception as error:  # whatever an exporter raises, the next one may succeed
-                failures.append(summarize_error(error))
-    raise ExportError("; ".join(dict.fromkeys(failures)))
-
-
-def _export_traced(
-    chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
-) -> onnx.ModelProto:
-    """By the operations that torch.export finds, for modules that hide theirs in fused ones, such as transformers."""
-    return _export_by_torchscript(trace(chain, example, fold_batch_norm=True), example, input_names, output_names)
-
-
-def _export_by_torchscript(
-    chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
-) -> onnx.ModelProto:
-    _register_views()
-    with memory_file("exported.onnx") as path:
-        torch.onnx.export(
-            chain,
-            example,
-            path,
-            dynamo=False,
-            opset_version=_OPSET,
-            training=torch.onnx.TrainingMode.PRESERVE,  # exported programs refuse train()
-            input_names=input_names,
-            output_names=output_names,
-        )
-        return onnx.load(path)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad(), memory_file("exported.onnx") as path:
+        _register_views()
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)  # a transformer's layer as one operation
+            torch.onnx.export(
+                chain,
+                example,
+                path,
+                dynamo=False,
+                opset_version=_OPSET,
+                training=torch.onnx.TrainingMode.PRESERVE,  # exported programs refuse train()
+                input_names=list(input_names),
+                output_names=list(output_names),
+            )
+            return onnx.load(path)
+        except Exception as error:  # the exporter raises whatever a network raises
+            raise ExportError(summarize_error(error)) from None
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _register_views() -> None:
@@ -153,19 +139,14 @@ def _register_views() -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress deprecation warnings, progress, and the dump of a rejected graph (thousands of lines on stdout)."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
-    levels = [logger.level for logger in loggers]
-    dump = getattr(torch._C, "_jit_onnx_log", None)
+    logger = logging.getLogger("torch.onnx")
+    level, dump = logger.level, torch._C._jit_onnx_log
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        if dump is not None:
-            torch._C._jit_onnx_log = lambda *texts: None
+        logger.setLevel(logging.ERROR)
+        torch._C._jit_onnx_log = lambda *texts: None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        if dump is not None:
-            torch._C._jit_onnx_log = dump
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        torch._C._jit_onnx_log = dump
+        logger.setLevel(level)

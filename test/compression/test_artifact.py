@@ -93,7 +93,7 @@ def test_exported_programs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"plan": None}, r"header field plan is '\{', which is not JSON"),
+        ({"plan": None}, r"header is .*Invalid JSON"),
         ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": -1, "out_rank": 3}}}, r"plan\.tower\.0.*in_rank is '-1'"),
         ({"plan": {"sofa": {"kind": "svd", "rank": 3}}}, r"names the layer 'sofa', which DetectorNet does not have"),
         ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": 900, "out_rank": 3}}}, r"'tower\.0': in_rank 900: .*48"),

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.models.errors import Refusal, node_name
+from multi_dnn_ros.models.errors import Refusal
 from multi_dnn_ros.models.onnx_graph import quiet_options
 
 #: Largest difference of an output from ONNX Runtime's, relative to the output's largest value, and the share of values
@@ -22,29 +22,10 @@ from multi_dnn_ros.models.onnx_graph import quiet_options
 _TOLERANCE, _MAX_DIFFERENT = 1e-2, 0.05
 #: Imported on first use, because it needs the optional onnx2torch.
 _CONVERTERS = "multi_dnn_ros.models.onnx_intake.operators"
-_INSTEAD = "on a CPU, ONNX Runtime runs the file as it is; for other uses export it without the operator"
-
-
-def check_operators(model: Any) -> None:
-    """Raise Refusal if operators of an onnx.ModelProto have no converter; the message names up to five."""
-    with optional("an ONNX file"):
-        from onnx2torch.node_converters.registry import get_converter
-
-        importlib.import_module(_CONVERTERS)
-
-    versions = {entry.domain: entry.version for entry in model.opset_import}
-    missing: dict[str, str] = {}
-    for node in model.graph.node:
-        try:
-            get_converter(operation_type=node.op_type, domain=node.domain, version=versions[node.domain])
-        except NotImplementedError:
-            missing.setdefault(node.op_type, node_name(node))
-    if missing:
-        named = ", ".join(list(missing.values())[:5])
-        raise Refusal(
-            f"has an operator without a converter to PyTorch, which this use of the network needs: {named} in opset "
-            f"{versions.get('', 0)}; {_INSTEAD}, or register a converter with onnx2torch's add_converter"
-        )
+_INSTEAD = (
+    "on a CPU, ONNX Runtime runs the file as it is; for other uses export it without the operator, or register a "
+    "converter with onnx2torch's add_converter"
+)
 
 
 def convert(model: Any) -> fx.GraphModule:
@@ -61,10 +42,10 @@ def convert(model: Any) -> fx.GraphModule:
     given, model = model, ModelProto()
     model.CopyFrom(given)
     _make_pads_explicit(model)
-    check_operators(model)
     with optional("an ONNX file"):
         import onnx2torch
 
+        importlib.import_module(_CONVERTERS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about deviations that the comparison with ONNX Runtime finds
@@ -72,10 +53,10 @@ def convert(model: Any) -> fx.GraphModule:
             _compare(model, network)
     except Refusal:
         raise
-    except NotImplementedError as error:
-        raise Refusal(f"cannot be converted to PyTorch: {summarize_error(error)}; {_INSTEAD}") from None
-    except Exception as error:
-        raise Refusal(f"cannot be converted to PyTorch: {type(error).__name__}: {summarize_error(error)}") from None
+    except Exception as error:  # whatever the converters raise
+        raise Refusal(
+            f"cannot be converted to PyTorch, which this use of it needs: {summarize_error(error)}; {_INSTEAD}"
+        ) from None
     return network
 
 
