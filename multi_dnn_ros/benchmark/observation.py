@@ -16,8 +16,6 @@ import psutil
 from multi_dnn_ros.ros.board import Reading
 
 _SMAPS = re.compile(r"^(Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
-#: Longest time from the end of the node to the end of its last process.
-_END_S = 5.0
 
 Floats = npt.NDArray[np.float64]
 
@@ -97,16 +95,6 @@ class ProcessTree:
             raise psutil.NoSuchProcess(self._root.pid)
         cpu_s = sum(self._cpu_s.values())
         return NodeSample(time.monotonic(), memory, threads, files, cpu_s, gpu_bytes, sensors or Reading())
-
-    def left(self) -> list[str]:
-        """After the end of the root process: the processes that still run _END_S later."""
-        _, alive = psutil.wait_procs(self._cpu_s, timeout=_END_S)
-        found = []
-        for process in alive:
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"process {process.pid} ({' '.join(process.cmdline())[:200]})")
-        return found
 
 
 def _memory_bytes(process: psutil.Process) -> int:

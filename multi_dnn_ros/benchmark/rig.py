@@ -101,7 +101,6 @@ class Rig:
         self.cameras: dict[str, Child] = {}
         self.sample_s = 1.0
         self.node: Child
-        self.logs: list[Path] = []  # of all processes that were started
         self.problems: list[str] = []
         self._seed = seed
         self._stack = ExitStack()
@@ -257,8 +256,8 @@ class Rig:
 
     def _start_child(self, name: str, log: str, arguments: Sequence[str]) -> Child:
         """Start a process that ends with the rig. log: the name of its log; `folder` may have those of earlier runs."""
-        self.logs.append(self.folder / f"{log}.log")
-        return self._stack.enter_context(Child(name, arguments, self.logs[-1], self._environment))
+        path = self.folder / f"{log}.log"
+        return self._stack.enter_context(Child(name, arguments, path, self._environment))
 
     def _sample(self) -> None:
         gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)

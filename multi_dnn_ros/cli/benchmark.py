@@ -127,9 +127,9 @@ def soak(args: argparse.Namespace) -> int:
     Three cameras (raw, JPEG, and one that is killed and started again) send images to a node over loopback DDS. During
     the run parameters are changed, DNNs are switched off and on, a model is swapped, and the engine process is killed.
 
-    The run passes (exit code 0) if every frame is accounted for, memory, threads, file descriptors and latency in the
-    last third are about the same as in the second, every action was carried out, all DNNs served again after every
-    fault, and nothing is left behind (docs/benchmarks.md).
+    The run passes (exit code 0) if every frame is accounted for, memory, threads and file descriptors in the last third
+    are about the same as in the second, every action was carried out, and all DNNs served again after every fault
+    (docs/benchmarks.md).
 
     examples:
       multi-dnn benchmark soak --minutes 12 --kill-every 0 --params-file my_robot.yaml

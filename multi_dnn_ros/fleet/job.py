@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +30,8 @@ _WARM_UP_STEPS, _MEASURED_STEPS = 2, 4
 _SLICE_S = 1.0
 #: Losses of processes, without progress in between, at which a job fails.
 _MAX_FAILURES = 3
-#: Time between attempts to start or to save; longest wait for the error of a second process, which may be the cause.
-_RETRY_S, _CAUSE_S = 3.0, 10.0
+#: Time between attempts to start.
+_RETRY_S = 3.0
 
 
 class JobState(BaseModel):
@@ -158,14 +158,8 @@ class Job:
 
     def save_state(self) -> None:
         """Write state.json."""
-        self._write("state.json", self.state.model_copy(update={"elapsed_s": self.elapsed_s}).model_dump_json(indent=1))
-
-    def _write(self, name: str, text: str) -> None:
-        """Write a file. If this is not possible, for example on a full disk, the training goes on."""
-        try:
-            write_text(self.folder / name, text + "\n")
-        except OSError as error:
-            self._say(f"{self.job.name}: {error}")
+        state = self.state.model_copy(update={"elapsed_s": self.elapsed_s})
+        write_text(self.folder / "state.json", state.model_dump_json(indent=1) + "\n")
 
     async def run(self) -> None:
         """Train the job to its end, unless the fleet stops."""
@@ -178,7 +172,7 @@ class Job:
             except RayError as error:
                 failures = failures + 1 if self.state.done <= reached else 1
                 reached = max(reached, self.state.done)
-                self._write("error.log", str(error))
+                write_text(self.folder / "error.log", f"{error}\n")
                 if failures < _MAX_FAILURES and _is_lost(error, len(self._workers)):
                     self._say(f"{self.job.name}: {_reason(error)}; it continues from its last checkpoint")
                     await asyncio.sleep(_RETRY_S * (failures - 1))  # Ray may still be noticing the loss of a host
@@ -214,19 +208,20 @@ class Job:
                         return
             elif is_warm:  # its turn is over
                 is_warm = False
-                await _together([worker.rest.remote() for worker in self._workers])
+                await asyncio.gather(*(worker.rest.remote() for worker in self._workers))
             else:
                 await self._turns.changed()
-        while not await self._save():
-            await asyncio.sleep(_RETRY_S)
+        await self._save()
 
     async def _start(self, units: Units) -> None:
         self._started_at = time.monotonic()
         arguments = (JobWorker, self.job, self._pool.threads, self.folder)
         self._workers = [self._pool.start(unit, *arguments) for unit in units]
-        prepared: list[Progress] = await _together([each.prepare.remote(self.checkpoint) for each in self._workers])
+        prepared: list[Progress] = await asyncio.gather(
+            *(each.prepare.remote(self.checkpoint) for each in self._workers)
+        )
         address = await self._workers[0].address.remote()
-        await _together([worker.join.remote(k, len(units), address) for k, worker in enumerate(self._workers)])
+        await asyncio.gather(*(worker.join.remote(k, len(units), address) for k, worker in enumerate(self._workers)))
         self.state.done, self.state.total = prepared[0].done, prepared[0].total
         self.state.losses = list(prepared[0].losses)
         self.state.status, self.is_ready = "running", True
@@ -245,7 +240,7 @@ class Job:
         else:
             wanted = _MEASURED_STEPS if is_warm else _WARM_UP_STEPS
         steps = min(wanted, state.total - state.done)
-        done: list[Progress] = await _together([worker.train.remote(steps) for worker in self._workers])
+        done: list[Progress] = await asyncio.gather(*(worker.train.remote(steps) for worker in self._workers))
         state.done = done[0].done
         self.state.losses += done[0].losses
         if is_warm or (state.done == state.total and count not in state.step_s):
@@ -257,15 +252,10 @@ class Job:
         if time.monotonic() - self._saved_at >= self.job.checkpoint_every_s:
             await self._save()
 
-    async def _save(self) -> bool:
-        """Write a checkpoint. Returns False if it cannot be written, for example on a full disk."""
+    async def _save(self) -> None:
+        """Write a checkpoint."""
         self._saved_at = time.monotonic()
-        try:
-            await self._workers[0].save.remote(self.checkpoint)
-        except RayTaskError as error:
-            self._say(f"{self.job.name}: {_reason(error)}")
-            return False
-        return True
+        await self._workers[0].save.remote(self.checkpoint)
 
 
 def _read_state(folder: Path, settings: Mapping[str, Any]) -> JobState:
@@ -278,22 +268,6 @@ def _read_state(folder: Path, settings: Mapping[str, Any]) -> JobState:
     if state.settings != settings:
         return JobState(settings=dict(settings))
     return state if state.status == "finished" else state.model_copy(update={"status": "waiting", "text": ""})
-
-
-async def _together(calls: Sequence[Any]) -> list[Any]:
-    """The results of calls of several processes. Raises the error that is the cause of the others."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        if waiting:
-            await asyncio.wait(waiting, timeout=_CAUSE_S)
-    finally:
-        for task in tasks:
-            task.cancel()
-    errors = [error for task in tasks if task.done() and (error := task.exception()) is not None]
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, RayTaskError))  # the end of a process first
-    return [task.result() for task in tasks]
 
 
 def _is_lost(error: BaseException, processes: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from multi_dnn_ros.settings.forms import parse_size
 from multi_dnn_ros.settings.params_file import StrictLoader, read_text
 
-#: Most units of one job, because `training/batches.py` divides a batch into tenths.
+#: Most units of one job: each has a part of every batch.
 MOST_UNITS = 10
 #: Keys of a job that may change between two runs of the same training.
 _CHANGEABLE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
@@ -114,9 +113,7 @@ def _problem(document: Mapping[str, Any], error: Mapping[str, Any]) -> str:
         fields, where = FleetJob.model_fields, where[2:]
     key = ".".join(map(str, where))
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, fields, 1)
-        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(fields)}"
-        return f"{prefix}unknown key '{key}'; {hint}"
+        return f"{prefix}unknown key '{key}'; allowed: {', '.join(fields)}"
     if error["type"] == "missing":
         return f"{prefix}key '{key}' is missing"
     text = str(error["msg"]).removeprefix("Value error, ")

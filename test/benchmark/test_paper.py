@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import runs, until
+from waiting import until
 
 from multi_dnn_ros.benchmark.paper.dnns import Work, check_partition, make_loop, make_network
 from multi_dnn_ros.benchmark.paper.loops import Tally, Window
-from multi_dnn_ros.benchmark.paper.measure import ProcessGroup, ProcessGroupError, summarize
+from multi_dnn_ros.benchmark.paper.measure import prepare, summarize
 from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, FIGURES, SETS, Network, choose_conditions
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.compression.macs import cost
 
 CPU = torch.device("cpu")
@@ -147,12 +148,16 @@ def test_every_layout_can_be_prepared(name: str) -> None:
 
 
 def test_what_a_process_raises_and_its_end_are_reported() -> None:
-    wrong = replace(TINY, builder="no_such_network")
-    with ProcessGroup("ours_dcomp", [Work(CONDITIONS["ours_dcomp"], (wrong,), "cpu")]) as group:
-        with pytest.raises(ProcessGroupError, match=r"ours_dcomp: .*no_such_network"):
-            group.prepare()
-        process = psutil.Process(group.pids[0])
+    networks = (replace(TINY, builder="no_such"), TINY)
+    works = [Work(CONDITIONS["ours"], (network,), "cpu", jobs=3) for network in networks]
+    before = set(psutil.Process().children())
+    with ExitStack() as stack:
+        with pytest.raises(CommandError, match=r"condition ours: .*no_such"):
+            prepare("ours", works[:1], stack)
+        others = set(psutil.Process().children())
+        run = prepare("ours", works[1:], stack)
+        (process,) = set(psutil.Process().children()) - others
         process.kill()
-        with pytest.raises(ProcessGroupError, match="ours_dcomp: a process has ended by itself"):
-            group.run(0.1)
-    until(lambda: not runs(process), "the end of the process")
+        with pytest.raises(CommandError, match="condition ours has ended by itself"):
+            run(0.1)
+    until(lambda: not set(psutil.Process().children()) - before, "the end of the processes")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multi_dnn_ros.benchmark import soak as planned
-from multi_dnn_ros.benchmark.observation import NodeSample, Receipts
+from multi_dnn_ros.benchmark.observation import NodeSample
 from multi_dnn_ros.benchmark.soak import changes_of, growth, inexact
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
@@ -40,10 +40,8 @@ def soak(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any], dict[str, 
 @pytest.mark.long
 def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found, failed = soak(tmp_path, "--minutes", "0.34", "--kill-every", "5", "--seed", "7")
-    assert code in (0, 1)  # latencies over some seconds on a busy machine say nothing
-    always = {"streams with inexact accounts", "left behind by the node", "exceptions in the logs"}
-    assert not failed.keys() & always, failed
-    assert failed.get("seconds to the end of the node", "exit code 0") == "exit code 0"  # however long it took
+    assert code in (0, 1)  # memory over some seconds says nothing
+    assert not failed.keys() & {"streams with inexact accounts", "exit code of the node"}, failed
     assert len(found["streams"]) == 3
     assert all(counts["published"] > 0 for counts in found["streams"].values()), found["streams"]
     assert {done["action"] for done in found["actions"]} <= ACTIONS  # a busy machine does not come to all of them
@@ -110,15 +108,6 @@ def samples(**leak: int) -> list[NodeSample]:
     ],
 )
 def test_each_leak_is_found(leak: dict[str, int], failed: list[str]) -> None:
-    steady = receipts(*((at / 10.0, 50.0) for at in range(300)))
-    found = growth(samples(**leak), [steady], 0.0, 30.0)
+    found = growth(samples(**leak), 0.0, 30.0)
     assert [it["name"] for it in found if not it["passed"]] == failed
-    assert not any(it["passed"] for it in growth([], [Receipts()], 0.0, 30.0))
-
-
-def receipts(*latencies: tuple[float, float]) -> Receipts:
-    """(time, latency in ms) of each result."""
-    found = Receipts()
-    for at_s, latency_ms in latencies:
-        found.add(at_s, latency_ms)
-    return found
+    assert not any(it["passed"] for it in growth([], 0.0, 30.0))

@@ -95,7 +95,7 @@ folder = Path({folder!r})
 with Rig(folder, read_params_file(folder / "cones.yaml"), [CameraPlan("front", (64, 64), "rgb8", 5.0)]) as rig:
     rig.start_cameras()  # returns when results have arrived
     print(rig.result_topic("cones", "front"), "libtorch" in Path(f"/proc/{{rig.node.pid}}/maps").read_text())
-print(rig.logs[0].read_text())
+print(rig.node.log.read_text())
 """
 
 

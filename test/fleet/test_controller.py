@@ -126,33 +126,16 @@ def test_a_job_whose_training_raises_fails_at_once_with_its_reason(tmp_path: Pat
     assert again.started.keys() == {"b"}
 
 
-def test_the_end_of_one_process_explains_the_errors_of_the_others(tmp_path: Path) -> None:
-    """A process of a group that cannot reach another one raises a RuntimeError, before or after Ray notices the end."""
-    problems = [raised(RuntimeError("Connection closed by peer")), lost()]
+def test_a_job_continues_when_its_processes_cannot_reach_each_other(tmp_path: Path) -> None:
+    problems = [raised(RuntimeError("Connection closed by peer"))]
 
     def fault(job: str, method: str, done: int) -> None:
         if method == "train" and done >= 30 and problems and len(pool.started["a"]) == 3:
             raise problems.pop()
 
     pool, watch = FakePool(2, fault), Lines()
-    assert run(fleet_of(jobs_file(300), pool, tmp_path, watch)) is True
-    assert not problems
-    assert watch.have("a: a process has ended unexpectedly; it continues")
-
-
-def test_nothing_is_lost_while_a_disk_is_full(tmp_path: Path) -> None:
-    """The job goes on; before it changes its units, it waits until its checkpoint can be written."""
-    problems = [raised(ValueError("checkpoint cannot be written"))] * 3
-
-    def fault(job: str, method: str, done: int) -> None:
-        if method == "save" and problems:
-            raise problems.pop()
-
-    pool, watch = FakePool(2, fault), Lines()
-    assert run(fleet_of(jobs_file(200, checkpoint_every_s=0.01), pool, tmp_path, watch)) is True
-    assert watch.have("a: checkpoint cannot be written")
-    assert pool.started["a"][0] == 0
-    assert min(pool.started["a"][1:]) > 0
+    assert run(fleet_of(jobs_file(150), pool, tmp_path, watch)) is True
+    assert watch.have("a: RuntimeError: Connection closed by peer; it continues")
 
 
 def test_two_fleets_cannot_use_one_folder(tmp_path: Path) -> None:

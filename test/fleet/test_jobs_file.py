@@ -31,8 +31,7 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ({"jobs": [{**JOB, "epoch": 3}]}, "job 'a': unknown key 'epoch'; did you mean epochs?"),
-        ({"jobs": [JOB], "period": 3}, "unknown key 'period'; did you mean period_s?"),
+        ({"jobs": [JOB], "period": 3}, "unknown key 'period'; allowed: period_s, jobs"),
         ({"jobs": [{**JOB, "xyzzy": 3}]}, "job 'a': unknown key 'xyzzy'; allowed: name, model,"),
         ({"jobs": [{**JOB, "global_batch": 9}]}, "job 'a': global_batch = 9: Input should be greater"),
         ({"jobs": [{**JOB, "epochs": 3}]}, "job 'a': give either epochs or steps"),

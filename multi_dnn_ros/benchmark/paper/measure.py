@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import random
-import signal
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
-import psutil
 import torch
 
 from multi_dnn_ros.benchmark.paper.dnns import Work, make_loop
-from multi_dnn_ros.benchmark.paper.loops import Loop, Window
+from multi_dnn_ros.benchmark.paper.loops import Window
+from multi_dnn_ros.benchmark.paper.processes import receive, start_process
 from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
-from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.processes import end_with_parent
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.serving.choices import default_workers
@@ -35,62 +29,30 @@ _RUN_IN_S = 0.2
 _WARM_UP_S, _WAKE_S = 0.3, 0.1
 
 
-class ProcessGroupError(CommandError):
-    """A process of a condition failed or stopped responding; the message says which and how."""
+#: Runs all DNNs of a condition at the same time for some seconds: builder and times in ms of each one's inferences.
+Run = Callable[[float], list[tuple[str, list[float]]]]
 
 
-class ProcessGroup:
-    """One process per entry of `works`; a context manager that ends them. name: the condition's, for messages."""
+def prepare(name: str, works: Sequence[Work], stack: ExitStack) -> Run:
+    """Start a process for each entry of `works` and prepare its DNNs. name: of the condition. stack: ends them.
 
-    def __init__(self, name: str, works: Sequence[Work]) -> None:
-        self._name = name
-        self._works = works
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self._pools = [futures.ProcessPoolExecutor(1, context, end_with_parent) for _ in works]
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # new processes ignore Ctrl-C: this one ends them
-        calls = [pool.submit(os.getpid) for pool in self._pools]
-        signal.signal(signal.SIGINT, handler)
-        self.pids = self._results(_ANSWER_LIMIT_S, calls)
+    Raises CommandError if a process fails or does not answer; so does the function that is returned.
+    """
+    connections = [start_process(stack, _serve, work) for work in works]
+    for connection in connections:
+        receive(connection, _PREPARE_LIMIT_S, f"condition {name}")
 
-    def prepare(self) -> None:
-        """Prepare all DNNs on the device, and warm up."""
-        self._call(_PREPARE_LIMIT_S, _prepare, ((work,) for work in self._works))
-        self.run(_WARM_UP_S)
-
-    def run(self, seconds: float) -> list[tuple[str, list[float]]]:
-        """Run all DNNs of all processes concurrently; returns builder and times in ms of each DNN's inferences."""
+    def run(seconds: float) -> list[tuple[str, list[float]]]:
+        reports = []
         for length_s in (_WAKE_S, seconds):
             window = Window.ahead(_RUN_IN_S, length_s)
-            reports = self._call(length_s + _ANSWER_LIMIT_S, _run, ((window,) for _ in self._works))
+            for connection in connections:
+                connection.send(window)
+            reports = [receive(each, length_s + _ANSWER_LIMIT_S, f"condition {name}") for each in connections]
         return [dnn for report in reports for dnn in report]
 
-    def __enter__(self) -> ProcessGroup:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the processes, which have nothing to keep."""
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pid in self.pids:
-            with contextlib.suppress(psutil.Error):
-                psutil.Process(pid).kill()
-
-    def _call(self, timeout_s: float, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Call a function in each process. Raises ProcessGroupError."""
-        calls = [pool.submit(function, *each) for pool, each in zip(self._pools, arguments, strict=True)]
-        return self._results(timeout_s, calls)
-
-    def _results(self, timeout_s: float, calls: Sequence[futures.Future[Any]]) -> list[Any]:
-        futures.wait(calls, timeout_s)
-        try:
-            return [call.result(0.0) for call in calls]
-        except futures.TimeoutError:
-            problem = f"a process did not answer in {timeout_s:g} s"
-        except BrokenProcessPool:
-            problem = "a process has ended by itself"
-        except Exception as error:
-            problem = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        raise ProcessGroupError(f"condition {self._name}: {problem}")
+    run(_WARM_UP_S)
+    return run
 
 
 def measure(
@@ -100,26 +62,25 @@ def measure(
     """The figures of each set: blocks in which each condition runs once, for `seconds`, in random order.
 
     The processes of all conditions of a set are prepared before the first block, and idle while others run. base: the
-    settings of all processes. save: called with the figures so far after each block. Raises ProcessGroupError.
+    settings of all processes. save: called with the figures so far after each block. Raises CommandError.
     """
     found: dict[str, dict[str, Any]] = {}
     device = torch.device(base.device)
     for name, dnns in sets.items():
         runs: dict[str, dict[str, Any]] = {}
         found[name] = {"dnns": [network.builder for network in dnns], "conditions": runs}
-        groups: dict[str, ProcessGroup] = {}
-        with contextlib.ExitStack() as stack:
+        groups: dict[str, Run] = {}
+        with ExitStack() as stack:
             for it in conditions:
                 progress(f"{name}: preparing {it.name} ({len(dnns)} DNNs)")
                 before = _gpu_bytes(device)
-                groups[it.name] = stack.enter_context(ProcessGroup(it.name, _works(dnns, it, base)))
-                groups[it.name].prepare()
+                groups[it.name] = prepare(it.name, _works(dnns, it, base), stack)
                 runs[it.name] = {"text": it.text, "precision": it.precision_on(device),
                                  "memory_bytes": _gpu_bytes(device) - before, "runs": []}  # fmt: skip
             order = random.Random(f"{base.seed} {name}")
             for block in range(repeats):
                 for each in order.sample(list(groups), len(groups)):
-                    runs[each]["runs"].append({"block": block, **_figures(groups[each].run(seconds))})
+                    runs[each]["runs"].append({"block": block, **_figures(groups[each](seconds))})
                 found[name]["summary"] = summarize(runs)
                 save(found)
                 times = (f"{each} {it['mean_ms']:.2f}" for each, it in found[name]["summary"].items())
@@ -178,20 +139,15 @@ def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
     return found
 
 
-# -- in the processes, each of which has one work
-
-_prepared: list[tuple[Work, Loop]] = []
-
-
-def _prepare(work: Work) -> None:
-    _prepared.append((work, make_loop(work)))
-
-
-def _run(window: Window) -> list[tuple[str, list[float]]]:
-    ((work, loop),) = _prepared
-    # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
-    freeze_heap()
-    with short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext():
-        tallies = loop(window)
-    names = [network.builder for network in work.networks]
-    return [(name, [ns / 1e6 for ns in tally.latencies_ns]) for name, tally in zip(names, tallies, strict=True)]
+def _serve(work: Work, connection: Connection) -> None:
+    """What a process does: says when its DNNs are prepared, then answers each window with a report."""
+    loop, names = make_loop(work), [network.builder for network in work.networks]
+    connection.send("ready")
+    while True:
+        window: Window = connection.recv()
+        # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
+        freeze_heap()
+        with short_switch_interval() if work.condition.layout == "engine" else nullcontext():
+            tallies = loop(window)
+        times = [[ns / 1e6 for ns in tally.latencies_ns] for tally in tallies]
+        connection.send(list(zip(names, times, strict=True)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +18,9 @@ import psutil
 from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.paper.branches import SIZES
 from multi_dnn_ros.benchmark.paper.peers import Peer, run_peer
-from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report, run_camera, run_in_process
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.benchmark.paper.processes import CONTEXT, receive, start_process
+from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report, run_camera
+from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -89,46 +88,25 @@ def compare_with_peers(
 def _start_sides(
     config: NodeConfig, size: tuple[int, int], folder: Path, stack: ExitStack, say: Callable[[str], None]
 ) -> dict[str, Trial]:
-    peers, context = peers_of(config), multiprocessing.get_context("spawn")
+    peers = peers_of(config)
     frames = CameraFrames(len(CAMERAS), size)
     stack.callback(frames.memory.unlink)
-    wakes = [context.Semaphore(0) for _ in range(len(peers) + 1)]
+    wakes = [CONTEXT.Semaphore(0) for _ in range(len(peers) + 1)]
 
-    def start(target: Callable[..., None], *arguments: Any) -> Connection:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_in_process, args=(target, *arguments, theirs), daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # new processes ignore Ctrl-C: this one ends them
-        process.start()
-        signal.signal(signal.SIGINT, handler)
-        theirs.close()
-        stack.callback(process.kill)
-        return ours
-
-    cameras = [start(run_camera, number, frames, wakes) for number in range(len(CAMERAS))]
+    cameras = [start_process(stack, run_camera, number, frames, wakes) for number in range(len(CAMERAS))]
     say(f"starting {len(peers)} plain processes, and the same DNNs in this package")
-    plain = [start(run_peer, peer, config.device, frames, wake) for peer, wake in zip(peers, wakes, strict=False)]
-    ours = start(run_engine, config, frames, wakes[-1])
+    plain = [start_process(stack, run_peer, peer, config.device, frames, wakes[n]) for n, peer in enumerate(peers)]
+    ours = start_process(stack, run_engine, config, frames, wakes[-1])
     for connection, name in zip((*plain, ours), (*config.dnns, "this package"), strict=True):
-        _receive(connection, _READY_LIMIT_S, name)
+        receive(connection, _READY_LIMIT_S, name)
     numbers = tuple(range(len(peers)))
     sides: dict[str, Trial] = {
         "plain processes": partial(_trial, cameras, plain, numbers, len(peers)),
         "engine, no ROS": partial(_trial, cameras, [ours], (len(peers),), len(peers)),
     }
-    if find_spec("rclpy") is not None:
+    if find_spec("rclpy") is not None:  # not on every computer with a GPU
         sides["whole node"] = _node_trial(config, size, folder, stack)
-    else:
-        say("rclpy is not installed: the whole node is left out")
     return sides
-
-
-def _receive(connection: Connection, timeout_s: float, name: str = "a process") -> Any:
-    try:
-        if connection.poll(timeout_s):
-            return connection.recv()
-    except (EOFError, OSError):
-        raise CommandError(f"{name} has ended by itself, see above") from None
-    raise CommandError(f"{name} did not answer in {timeout_s:g} s")
 
 
 def _trial(
@@ -139,8 +117,8 @@ def _trial(
     begin_s = time.monotonic() + _START_S
     for connection in (*readers, *cameras):
         connection.send(Phase(rate_hz, begin_s, begin_s + seconds, numbers))
-    sent = sum(_receive(connection, seconds + _EXTRA_S) for connection in cameras)
-    reports: list[Report] = [_receive(connection, seconds + 2 * _EXTRA_S) for connection in readers]
+    sent = sum(receive(connection, seconds + _EXTRA_S, "a camera") for connection in cameras)
+    reports: list[Report] = [receive(connection, seconds + 2 * _EXTRA_S, "a process") for connection in readers]
     latencies = [latency for report in reports for latency in report.latencies_ms]
     p50, p99 = np.percentile(latencies, (50, 99)).tolist() if latencies else (0.0, 0.0)
     return {

@@ -6,16 +6,13 @@ The processes of cameras and readers have a connection to the benchmark, which s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.synchronize import Semaphore
-from typing import Any
 
 import numpy as np
-
-from multi_dnn_ros.common.processes import end_with_parent
 
 #: Frames of a camera that are kept, so that a reader has time before its frame is overwritten.
 SLOTS = 8
@@ -82,9 +79,3 @@ def run_camera(camera: int, frames: CameraFrames, wakes: Sequence[Semaphore], co
                 wakes[reader].release()
             sent += 1
         connection.send(sent)
-
-
-def run_in_process(target: Callable[..., None], *arguments: Any) -> None:
-    """The body of a process of the comparison; ends with its parent."""
-    end_with_parent()
-    target(*arguments)
