@@ -93,7 +93,7 @@ def test_help_imports_no_large_library_and_a_command_no_other_command() -> None:
         (["replay", "in", "out", "--device", "abacus"], "'abacus' is not one of auto, cpu, cpu:<threads>, cuda, cuda"),
         (["profile", "fit", "--rate", "front"], "'front' is not CAMERA=HZ"),
         (["replay", "in", "out", "--topic", "front"], "'front' is not CAMERA:=/TOPIC"),
-        (["replay", "in", "out", "--node", "/robot/"], "--node: '/robot/' is not a full name of a node"),
+        (["replay", "in", "out", "--node", "/robot/"], "--node: '/robot/' is not a full name"),
     ],
 )
 def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
