@@ -132,6 +132,37 @@ def test_failure_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+CONFIG = """\
+/multi_dnn:
+  ros__parameters: {cameras: [front], dnns: [lane], device: cpu, dnn: {lane: {model: lane.onnx}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "code", "expected"),
+    [
+        (None, (), 1, "nowhere.yaml"),
+        ("/multi_dnn: {ros__parameters: {device: abacus}}", (), 1, "abacus"),
+        (CONFIG.replace("lane.onnx", "lane.onnx, backend: rocket"), (), 1, "rocket"),
+        (CONFIG.replace("lane.onnx", "missing.onnx"), (), 1, "missing.onnx"),
+        (CONFIG, ("--output", "."), 2, "--output is ., which is a folder; expected a file"),
+    ],
+)
+def test_a_parameter_file_that_cannot_be_built_is_one_line(
+    text: str | None, arguments: tuple[str, ...], code: int, expected: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_engines: None,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = tmp_path / "nowhere.yaml"
+    if text is not None:
+        config.write_text(text)
+    assert main(["build", str(config), *arguments]) == code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("multi-dnn build: error: ")
+    assert expected in error
+
+
 def test_each_problem_of_a_parameter_file_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "robot.yaml"
     file.write_text('/**:\n  ros__parameters:\n    autostart: 1\n    workers: "two"\n')
