@@ -60,7 +60,8 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     options.add_options(parser, "--seed", default=None, help="random seed of the road (default: 8)")
     add = parser.add_argument_group("any video").add_argument
     add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
-    add("--model", type=_named_model, action="append", default=[], metavar="NAME=MODEL",
+    add("--model", type=options.assignment("=", "NAME=MODEL, such as object=yolox_nano.onnx", str), action="append",
+        default=[], metavar="NAME=MODEL",
         help=f"with --video: a DNN and its model: {_MODELS}; may be repeated "
         "(default: the package's DNNs)")  # fmt: skip
     add("--device", type=options.device, metavar="NAME",
@@ -163,11 +164,3 @@ def _config(args: argparse.Namespace) -> NodeConfig:
             print(f"{dnn.model} has no class names; assumed: {', '.join(complete.labels[:3])} ...", file=sys.stderr)
             config.dnns[name] = complete
     return config
-
-
-def _named_model(text: str) -> tuple[str, str]:
-    """`object=yolo.onnx` -> ("object", "yolo.onnx")."""
-    name, separator, model = text.partition("=")
-    if not (name and separator and model):
-        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=MODEL, such as object=yolox_nano.onnx")
-    return name, model

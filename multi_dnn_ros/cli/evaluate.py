@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.trainable import Trainable
 
 #: Options that are allowed only with MODEL.
-_MODEL_OPTIONS = (
-    *NETWORK, "--thresholds", "--batch-size", "--served", "--latency", "--backend", "--precision",
-    "--calibration-images",
-)  # fmt: skip
+_FOR_MODEL = "for MODEL"
 _TEXT = f"""\
 Compare the scores, operations and latency of DNNs.
 
@@ -56,9 +53,12 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add_options(parser, "--params-file", help="instead of MODEL: a DNN of this parameter file, with its crop and all "
                 "its results")  # fmt: skip
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
-    add_options(parser, "--data", "--scenes", "--device", "--batch-size", *NETWORK)
+    add_options(parser, "--data", "--scenes", "--device", "--report")
     add("--limit", type=positive, metavar="N",
         help="score only N images, evenly spaced over the test part (default: all)")  # fmt: skip
+    group = parser.add_argument_group(_FOR_MODEL)
+    add = group.add_argument
+    add_options(group, "--batch-size", *NETWORK)
     add("--thresholds", action="store_true",
         help="detectors and lane networks: also list precision and recall, and false boxes per image, at score "
         "thresholds from 0.05 to 0.95, with the node's NMS; images without any object are allowed")  # fmt: skip
@@ -66,12 +66,11 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--served", action="store_true",
         help="add a row per network with its scores as the node serves it: batch norms folded, one image per "
         "inference, with --backend at --precision on --device")  # fmt: skip
-    add_options(parser, "--backend")
-    add_options(parser, "--precision", choices=PRECISIONS)
+    add_options(group, "--backend")
+    add_options(group, "--precision", choices=PRECISIONS)
     add("--calibration-images", default="", metavar="DIR",
         help="for int8: folder of images on which value ranges are measured, as the node's parameter of this name "
         "(default: generated road images)")  # fmt: skip
-    add_options(parser, "--report")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +96,12 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.latency and len({network.size for network in found}) > 1:
         raise UsageError("--latency compares networks of one input size; these have several: set --size")
-    targets = [_target(args, network) for network in found] if args.served or args.latency else []
+    targets = []
+    for network in found if args.served or args.latency else ():
+        targets.append(
+            networks.read_target(args, partial(networks.calibration_inputs, network, args.calibration_images))
+        )
+        targets[-1].make_backend()  # raises for a precision that the device does not have, before minutes of scoring
     groups = [
         _scored(args, network, device, target if args.served else None)
         for network, target in zip_longest(found, targets)
@@ -116,12 +120,6 @@ def run(args: argparse.Namespace) -> int:
     report = args.report and args.report / "report.json"
     write_figures(report, {"device": str(device), "task": task, "networks": rows})
     return 0
-
-
-def _target(args: argparse.Namespace, network: Trainable) -> Target:
-    target = networks.read_target(args, partial(networks.calibration_inputs, network, args.calibration_images))
-    target.make_backend()  # raises for a precision that the device does not have, before minutes of scoring
-    return target
 
 
 def _scored(
@@ -223,10 +221,10 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 def _run_configured(args: argparse.Namespace) -> int:
     """Score each result of the DNN of --params-file on whole images. Returns 1 if no result has a score."""
-    for option in _MODEL_OPTIONS:
-        name = option.removeprefix("--").replace("-", "_")
-        if getattr(args, name) != args.parser.get_default(name):
-            raise UsageError(f"{option} is for MODEL; a DNN of --params-file has its parameters there")
+    (group,) = (group for group in args.parser._action_groups if group.title == _FOR_MODEL)
+    for action in group._group_actions:
+        if getattr(args, action.dest) != action.default:
+            raise UsageError(f"{action.option_strings[0]} is for MODEL; the DNN has its parameters in --params-file")
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.serving.choices import choose_device
     from multi_dnn_ros.training.data import evenly_spaced

@@ -34,14 +34,14 @@ from tqdm import tqdm
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import rows_table, write_figures
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import optional, require
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.controller import Fleet
     from multi_dnn_ros.fleet.policy import Policy
 
 _POLICIES = ("fair", "even", "one_unit")
-#: A bar has no time left of its own, because a job waits for its turns.
+#: Without the time left, because a job waits for its turns.
 _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt}{postfix}"
 _REDRAW_S = 1.0
 
@@ -161,9 +161,7 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
     import numpy as np
-
-    with optional("a picture"):
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
 
     from multi_dnn_ros.profiling.layer_profile import write_figure
 
@@ -174,6 +172,5 @@ def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
             points = [(each["seconds"] / 60, each["slow_downs"][name]) for each in fleet.decisions]
             axes.plot(*np.array(points, float).reshape(-1, 2).T, drawstyle="steps-post", marker=".", label=name)
         axes.set(title=policy, xlabel="minutes", ylabel="predicted slow-down")
-        axes.grid(axis="y", alpha=0.3)
     row[-1].legend(fontsize="small")
     write_figure(path, figure)

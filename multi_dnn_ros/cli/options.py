@@ -102,6 +102,18 @@ def number(allowed: Callable[[float], bool], requirement: str) -> Callable[[str]
     return typed(float, allowed, f"a number {requirement}")
 
 
+def assignment(separator: str, form: str, value: Callable[[str], T]) -> Callable[[str], tuple[str, T]]:
+    """The type of an argument of this form, such as CAMERA=HZ: the name and the value."""
+
+    def read(text: str) -> tuple[str, T]:
+        name, found, given = text.partition(separator)
+        if not (name and found and given):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {form}")
+        return name, value(given)
+
+    return read
+
+
 size = typed(parse_size, bool, SIZE_FORM)
 device = _matching(DEVICE, f"one of {DEVICE_FORMS}")
 camera_name = _matching(
@@ -111,9 +123,7 @@ topic_name = _matching(
     r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*",
     "a topic name (parts of letters, digits and _, none of which begins with a digit, separated by /)",
 )
-node_name = _matching(
-    r"(/[A-Za-z_]\w*)+", "a full name of a node such as /multi_dnn, with parts of letters, digits and _"
-)
+absolute_name = _matching(r"(/[A-Za-z_]\w*)+", "a full name such as /multi_dnn, with parts of letters, digits and _")
 natural = _integer(0)
 positive = _integer(1)
 positive_float = number(lambda value: 0.0 < value < 1e9, "above 0 and below 1e9")
@@ -135,7 +145,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "parameters of the node: DNNs and cameras (default: the package's config/multi_dnn.yaml)",
     },
     "--node": {
-        "type": node_name, "metavar": "NAME", "default": "/multi_dnn",
+        "type": absolute_name, "metavar": "NAME", "default": "/multi_dnn",
         "help": "full name of the node: of its section of the parameter file, and in topics (default: %(default)s)",
     },
     "--device": {

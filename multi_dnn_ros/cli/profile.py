@@ -63,7 +63,8 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(actions, "fit", fit.__doc__, fit)
     add_options(parser, "--params-file", "--predictor", "--output")
     add_options(parser, "--device", **options.CONFIGURED_DEVICE)
-    parser.add_argument("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
+    rate = options.assignment("=", "CAMERA=HZ", positive_float)
+    parser.add_argument("--rate", type=rate, action="append", default=[], metavar="CAMERA=HZ",
                         help="frames per second of a camera; may be repeated (default: the camera's parameter "
                         f"rate_hz, or {_RATE:g})")  # fmt: skip
 
@@ -291,10 +292,3 @@ def training(args: argparse.Namespace) -> int:
         training_report.write_profile(args.output, profile, limits, **provenance())
         print(f"written to {args.output}")
     return 0
-
-
-def _rate(text: str) -> tuple[str, float]:
-    camera, separator, hz = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA=HZ")
-    return options.camera_name(camera), positive_float(hz)

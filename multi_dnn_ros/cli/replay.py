@@ -49,7 +49,8 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("out_bag", type=Path, metavar="OUT_BAG",
         help="folder of the new recording; must not exist, except with --cluster")  # fmt: skip
     options.add_options(parser, "--params-file", "--node")
-    add("--topic", type=_assignment, action="append", default=[], metavar="CAMERA:=TOPIC",
+    topic = options.assignment(":=", "CAMERA:=/TOPIC", options.absolute_name)
+    add("--topic", type=topic, action="append", default=[], metavar="CAMERA:=TOPIC",
         help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
         "topic)")  # fmt: skip
     options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
@@ -74,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--gpus needs --cluster")
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
+    if args.overlay is not None and args.overlay.resolve().is_relative_to(args.out_bag.resolve()):
+        raise UsageError(f"--overlay {args.overlay} is in OUT_BAG, which is written as a whole; name another path")
     config = options.read_config(args)
-    paths = _overlay_paths(args, list(config.cameras))
 
     from tqdm import tqdm
 
@@ -90,6 +92,11 @@ def run(args: argparse.Namespace) -> int:
         # SIGTERM and SIGHUP are as Ctrl-C. Not in a worker of Ray, which has a handler of its own.
         if not callable(signal.getsignal(signal.SIGTERM)):
             stack.enter_context(interrupts())
+        overlays = {}
+        for camera in config.cameras if args.overlay is not None else ():
+            suffix = f"_{camera}" if len(config.cameras) > 1 else ""
+            path = args.overlay.with_name(f"{args.overlay.stem}{suffix}{args.overlay.suffix}")
+            overlays[camera] = stack.enter_context(OverlayFiles(path))
         bag = stack.enter_context(BagReader(args.in_bag))
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
         frames = sum(bag.topics[topic].count for topic in topics.values())
@@ -99,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
             )
         writer = stack.enter_context(BagWriter(args.out_bag, args.storage))
         replay = Replay(config, topics, args.node, lambda line: print(line, file=sys.stderr))
-        overlays = {camera: stack.enter_context(OverlayFiles(path)) for camera, path in paths.items()}
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
 
         def finish_frame(outcome: FrameOutcome) -> None:
@@ -117,32 +123,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"warning: {text}", file=sys.stderr)
     print(f"written to {args.out_bag}")
     return 1 if bag.damage else 0
-
-
-def _overlay_paths(args: argparse.Namespace, cameras: list[str]) -> dict[str, Path]:
-    """The file or folder of --overlay for each camera; empty without --overlay. Raises UsageError, before any work."""
-    path: Path | None = args.overlay
-    if path is None:
-        return {}
-    from multi_dnn_ros.vision.overlay_files import OverlayFileError, check_new_overlay
-
-    if path.resolve().is_relative_to(args.out_bag.resolve()):
-        raise UsageError(f"--overlay {path} is in OUT_BAG, which is written as a whole; expected a path outside of it")
-    paths = {name: path.with_name(f"{path.stem}_{name}{path.suffix}") for name in cameras}
-    paths = paths if len(cameras) > 1 else dict.fromkeys(cameras, path)
-    for each in paths.values():
-        try:
-            check_new_overlay(each)
-        except OverlayFileError as error:
-            raise UsageError(f"--overlay: {error}") from None
-    return paths
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    camera, separator, topic = text.partition(":=")
-    if not (camera and separator and topic.startswith("/")):
-        raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA:=/TOPIC")
-    return camera, topic
 
 
 def _run_cluster(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from multi_dnn_ros.camera.publisher import Report, play
 from multi_dnn_ros.camera.sources import Source, SourceImage
@@ -67,13 +66,6 @@ def test_a_slow_source_counts_as_late_and_is_not_followed_by_bursts() -> None:
     times, _, report = played(time, FakeSource(time, count=10, cost_s=0.25), rate_hz=10.0)
     assert np.diff(times).min() >= 0.1
     assert report.late > 0
-
-
-@pytest.mark.parametrize(("source_hz", "period_s"), [(4.0, 0.25), (None, 0.1)])
-def test_the_rate_is_that_of_the_source_or_the_default(source_hz: float | None, period_s: float) -> None:
-    time = FakeClock()
-    times, _, _ = played(time, FakeSource(time, rate_hz=source_hz))
-    np.testing.assert_allclose(np.diff(times), period_s, atol=1e-6)
 
 
 def test_count_and_loop_select_the_images() -> None:

@@ -93,7 +93,7 @@ def test_help_imports_no_large_library_and_a_command_no_other_command() -> None:
         (["replay", "in", "out", "--device", "abacus"], "'abacus' is not one of auto, cpu, cpu:<threads>, cuda, cuda"),
         (["profile", "fit", "--rate", "front"], "'front' is not CAMERA=HZ"),
         (["replay", "in", "out", "--topic", "front"], "'front' is not CAMERA:=/TOPIC"),
-        (["replay", "in", "out", "--node", "/robot/"], "--node: '/robot/' is not a full name of a node"),
+        (["replay", "in", "out", "--node", "/robot/"], "--node: '/robot/' is not a full name"),
     ],
 )
 def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +130,37 @@ def test_failure_is_one_line(
     assert text in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+CONFIG = """\
+/multi_dnn:
+  ros__parameters: {cameras: [front], dnns: [lane], device: cpu, dnn: {lane: {model: lane.onnx}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "code", "expected"),
+    [
+        (None, (), 1, "nowhere.yaml"),
+        ("/multi_dnn: {ros__parameters: {device: abacus}}", (), 1, "abacus"),
+        (CONFIG.replace("lane.onnx", "lane.onnx, backend: rocket"), (), 1, "rocket"),
+        (CONFIG.replace("lane.onnx", "missing.onnx"), (), 1, "missing.onnx"),
+        (CONFIG, ("--output", "."), 2, "--output is ., which is a folder; expected a file"),
+    ],
+)
+def test_a_parameter_file_that_cannot_be_built_is_one_line(
+    text: str | None, arguments: tuple[str, ...], code: int, expected: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_engines: None,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = tmp_path / "nowhere.yaml"
+    if text is not None:
+        config.write_text(text)
+    assert main(["build", str(config), *arguments]) == code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("multi-dnn build: error: ")
+    assert expected in error
 
 
 def test_each_problem_of_a_parameter_file_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
