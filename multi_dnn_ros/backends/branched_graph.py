@@ -15,7 +15,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.branches import SerialGraphError, StreamPlan, origins, plan_branches
-from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
+from multi_dnn_ros.backends.eager import compiled_or_eager
 from multi_dnn_ros.backends.green_contexts import further_streams
 from multi_dnn_ros.models.trace import attribute, is_selection
 

@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.stream_graph import StreamGraph
+from multi_dnn_ros.backends.cuda_driver import check, driver, enqueue_on
 
 #: Calls before the capture, in which libraries choose their algorithms and allocate workspaces.
 _WARM_UP_CALLS = 3
 
+#: CUgraphInstantiate_flags: memory allocated by a graph is freed when it is launched again, as in PyTorch.
+_AUTO_FREE_ON_LAUNCH = 1
+
 Launch = Callable[[], None]
+
+
+class StreamGraph:
+    """A captured graph whose kernels have the priority of the stream that it is launched on. Random numbers are the
+    same in each launch.
+
+    It is instantiated and launched through the driver. PyTorch 2.10 and newer instantiates its graphs with
+    ``cudaGraphInstantiateFlagUseNodePriority``: kernels then keep the priority of the stream that they were captured on
+    (github.com/pytorch/pytorch/pull/167346), and a DNN whose priority changes would have to be captured again.
+
+    graph: captured on `device`. Raises RuntimeError or OutOfMemoryError, as `replay` does.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        self._graph = graph  # kept alive: it owns the memory
+        self._exec = ctypes.c_void_p()
+        self._enqueue = enqueue_on(device)
+        with torch.cuda.device(device):
+            raw = ctypes.c_void_p(graph.raw_cuda_graph())
+            flags = ctypes.c_ulonglong(_AUTO_FREE_ON_LAUNCH)
+            check(driver().cuGraphInstantiateWithFlags(ctypes.byref(self._exec), raw, flags))
+        # Not at exit: CUDA may already be shut down.
+        weakref.finalize(self, driver().cuGraphExecDestroy, self._exec).atexit = False
+
+    def replay(self) -> None:
+        """Launch on the calling thread's current stream."""
+        self._enqueue.graph(self._exec.value)
 
 
 @contextlib.contextmanager
@@ -72,15 +104,14 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
         for _ in range(_WARM_UP_CALLS):
             run()
     stream.synchronize()
-    graph = StreamGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
     with (
         gc_paused(),
         _workspaces_in_the_pool(),
-        torch.cuda.graph(graph.graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
     ):
         run()
-    graph.finish(stream.device)
-    return graph
+    return StreamGraph(graph, stream.device)
 
 
 class CudnnBenchmark:

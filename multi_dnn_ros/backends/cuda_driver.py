@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
+from collections import defaultdict
 from typing import Any
 
 import torch
 
 #: CUresult
 _OUT_OF_MEMORY, _NO_CONTEXT = 2, 201
-#: CUctx_flags: how the host waits for the GPU, and the bits of all ways.
-_BLOCKING_SYNC, _SCHEDULING = 0x04, 0x07
+#: Number of sizes of packed outputs with memory that is used again. Only outputs whose shapes depend on the image have
+#: more; copies of further sizes are made by PyTorch.
+_MAX_SIZES = 256
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 _COPY = (_POINTER, _POINTER, _SIZE, _POINTER)
@@ -113,16 +116,32 @@ def enqueue_on(device: torch.device) -> Enqueue:
     return Enqueue(device)
 
 
-def wait_without_polling(device: torch.device) -> None:
-    """From now on, threads that wait for the GPU in the driver sleep; by default they poll, which takes a core.
+class HostCopies:
+    """Copies the packed outputs of one DNN, (N,) uint8 on a GPU, to pinned memory; for one thread.
 
-    Raises RuntimeError or AttributeError for a driver before CUDA 12.1, which cannot change this.
+    PyTorch's allocator of pinned memory and its copies release the GIL several times. Memory is used again once nothing
+    refers to the copy, including results that share its memory. It is freed with this object, so its amount is that of
+    the largest number of copies of each size that were in use at the same time.
     """
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # makes PyTorch's context the current one of this thread
-        flags = ctypes.c_uint()
-        check(driver().cuCtxGetFlags(ctypes.byref(flags)))
-        check(driver().cuCtxSetFlags(flags.value & ~_SCHEDULING | _BLOCKING_SYNC))
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # arrays and addresses, by size
+
+    def start(self, packed: torch.Tensor) -> torch.Tensor:
+        """Enqueue a copy on the calling thread's current stream. It is valid once the stream has completed it."""
+        size = packed.numel()
+        if size not in self._free and len(self._free) == _MAX_SIZES:
+            return torch.empty_like(packed, device="cpu", pin_memory=True).copy_(packed, non_blocking=True)
+        free = self._free[size]
+        if free:
+            memory, address = free.pop()
+        else:
+            memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
+            address = memory.ctypes.data
+        lent = memory.view()
+        weakref.finalize(lent, free.append, (memory, address)).atexit = False
+        enqueue_on(packed.device).copy_to_host(address, packed)
+        return torch.from_numpy(lent)  # refers to `lent`, as does every view of its memory
 
 
 @functools.cache

@@ -1,13 +1,21 @@
-"""Plain PyTorch: one call per layer. For CPUs and for debugging."""
+"""Plain PyTorch: one call per layer. For CPUs, for debugging, and where a compiler fails."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.registry import BackendSpec
+from multi_dnn_ros.common.errors import summarize_error
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Eager:
@@ -28,6 +36,21 @@ class Eager:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return ready
+
+
+def compiled_or_eager(name: str, compiler: str, compile_part: Callable[[], T], eager: T) -> T:
+    """The result of `compile_part`, or `eager`, with a warning, if it raises an exception.
+
+    name, compiler: of the part and of the compiler, for the warning. Raises what `compile_part` raises if the memory of
+    the device does not suffice, because the eager part would not fit either.
+    """
+    try:
+        return compile_part()
+    except Exception as error:  # whatever a compiler raises
+        if is_out_of_memory(error):
+            raise
+        log.warning("%s runs eager, because %s fails: %s", name, compiler, summarize_error(error))
+        return eager
 
 
 SPEC = BackendSpec("eager", lambda request: Eager())

@@ -1,7 +1,7 @@
 """Streams on a share of a GPU, which is a number of its SMs in a CUDA green context.
 
-A share limits the SMs that its kernels use. It does not reserve them: DNNs without a share use all SMs, and memory
-bandwidth stays shared. Shares of different size do not overlap as long as the GPU has enough SMs.
+A share limits the SMs that its kernels use. It does not reserve them, and memory bandwidth stays shared. PyTorch's
+green contexts contain the first SMs of the GPU, so shares overlap.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from multi_dnn_ros.backends import sm_division
-from multi_dnn_ros.backends.sm_division import SmDivision
-
 T = TypeVar("T")
 
 #: (minimum, step) of a share's SMs by major compute capability; _FROM_9 for 9 and above. Source: CUDA driver API,
@@ -28,19 +25,21 @@ _FROM_9 = (8, 8)
 #: Streams per share, assigned round-robin: callers never return them, and a GPU has few hardware queues.
 _STREAMS = 16
 
-#: (device index, SMs) -> the streams of a share. A process keeps one share of each size until it ends,
+#: (device index, SMs) -> the green context and its streams. A process keeps one share of each size until it ends,
 #: because streams and captured graphs do not outlive their context.
-_shares: dict[tuple[int, int], Iterator[torch.cuda.Stream]] = {}
-#: By device index.
-_divisions: dict[int, SmDivision] = {}
+_shares: dict[tuple[int, int], tuple[Any, Iterator[torch.cuda.Stream]]] = {}
 #: CUDA's handle of each stream of a share -> its SMs.
 _sms_of: dict[int, int] = {}
 _lock = threading.RLock()
 
 
 def supported() -> bool:
-    """Whether PyTorch is built for CUDA and the driver has green contexts with streams: from CUDA 12.5 on."""
-    return torch.version.cuda is not None and sm_division.available()
+    """Whether PyTorch has green contexts with streams: from 2.11 on, built for CUDA 12.8 or newer."""
+    try:
+        from torch.cuda import green_contexts
+    except ImportError:
+        return False
+    return bool(green_contexts.SUPPORTED) and hasattr(green_contexts.GreenContext, "Stream")
 
 
 def sms_problem(device: torch.device, sms: int) -> str:
@@ -49,8 +48,8 @@ def sms_problem(device: torch.device, sms: int) -> str:
         return f"only an NVIDIA GPU can be partitioned; the device is {device}"
     if not supported():
         return (
-            f"PyTorch {torch.__version__} and the NVIDIA driver provide no CUDA green contexts; required: PyTorch "
-            "built for CUDA, and a driver for CUDA 12.5 or newer"
+            f"PyTorch {torch.__version__} has no CUDA green contexts; required: 2.11 or newer, built for CUDA 12.8 or "
+            "newer"
         )
     properties = torch.cuda.get_device_properties(device)
     minimum, step = _GRANULARITY.get(properties.major, _FROM_9)
@@ -72,8 +71,7 @@ def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.
         key = (device.index or 0, sms)
         if key not in _shares:
             _shares[key] = _make_share(device, sms)
-        stream: torch.cuda.Stream = next(_shares[key])
-        return stream
+        return next(_shares[key][1])
 
 
 def further_streams(stream: torch.cuda.Stream, device: torch.device, count: int) -> list[torch.cuda.Stream]:
@@ -103,12 +101,6 @@ def computing_on(device: torch.device, sms: int = 0) -> AbstractContextManager[A
     return torch.cuda.stream(make_stream(device, sms)) if sms else torch.cuda.device(device)
 
 
-def current_sms(device: torch.device) -> int:
-    """SMs available to the calling thread's current stream on a GPU: its share's, or all."""
-    sms = _sms_of.get(torch.cuda.current_stream(device).cuda_stream)
-    return torch.cuda.get_device_properties(device).multi_processor_count if sms is None else sms
-
-
 def with_own_cudnn_plans(sms: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs in a new thread if it is for a share of the SMs.
 
@@ -122,10 +114,11 @@ def with_own_cudnn_plans(sms: int, work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
 
-def _make_share(device: torch.device, sms: int) -> Iterator[torch.cuda.Stream]:
-    index = device.index or 0
-    if index not in _divisions:
-        _divisions[index] = SmDivision(device)
-    streams = _divisions[index].streams(sms, _STREAMS)
+def _make_share(device: torch.device, sms: int) -> tuple[Any, Iterator[torch.cuda.Stream]]:
+    from torch.cuda.green_contexts import GreenContext
+
+    torch.zeros(1, device=device)  # a green context needs the primary context
+    context: Any = GreenContext.create(sms, device.index or 0)
+    streams = [context.Stream() for _ in range(_STREAMS)]
     _sms_of.update({stream.cuda_stream: sms for stream in streams})
-    return itertools.cycle(streams)
+    return context, itertools.cycle(streams)

@@ -23,8 +23,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
-from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
+from multi_dnn_ros.backends.eager import Eager, compiled_or_eager
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.small_products import sum_small_products
 from multi_dnn_ros.common.resources import cache_folder, writable_folder
@@ -67,19 +66,16 @@ class Inductor:
         _choose_cache()
         ready: list[Stage] = []
         images = f" for {len(inputs[0])} images" if inputs[0].ndim == 4 and len(inputs[0]) > 1 else ""
-        forecast = _Forecast([_operations(stage) for stage in stages])
         carried = tuple(tensor.to(device) for tensor in noise_like(inputs))
         for index, stage in enumerate(eager):
             with torch.inference_mode():
                 expected = stage(carried)
             title = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
-            self._progress(f"compiling {title} for {device}{forecast.of(index)}")
+            self._progress(f"compiling {title} for {device}, {_operations(stage)} operations")
             begin = time.perf_counter()
             compile_stage = partial(_compile, stage, carried, expected, self._tolerance)
             ready.append(compiled_or_eager(f"job {index + 1} of {self._dnn}", "Inductor", compile_stage, stage))
-            taken_s = time.perf_counter() - begin
-            forecast.took(index, taken_s)
-            self._progress(f"compiled {title} after {taken_s:.1f} s")
+            self._progress(f"compiled {title} after {time.perf_counter() - begin:.1f} s")
             with torch.inference_mode():
                 carried = ready[-1](carried)  # the next stage is compiled for these memory layouts
         return tuple(ready)
@@ -163,27 +159,10 @@ def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-class _Forecast:
-    """Estimates the compile time of a stage from that of the previous one. operations: their number in each stage."""
-
-    def __init__(self, operations: Sequence[int]) -> None:
-        self._operations = operations
-        self._s_per_operation: float | None = None
-
-    def of(self, index: int) -> str:
-        count = self._operations[index]
-        if self._s_per_operation is None:
-            return f", {count} operations"
-        return f", about {max(1.0, self._s_per_operation * count):.0f} s"
-
-    def took(self, index: int, seconds: float) -> None:
-        self._s_per_operation = seconds / self._operations[index]
-
-
 def _operations(stage: Any) -> int:
-    """Number of operations in a stage's graph; at least 1."""
+    """Number of operations in a stage's graph."""
     graphs = (part for part in stage.modules() if isinstance(part, torch.fx.GraphModule))
-    return sum(len(graph.graph.nodes) for graph in graphs) or 1
+    return sum(len(graph.graph.nodes) for graph in graphs)
 
 
 def end_compiler_processes() -> None:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 
 from multi_dnn_ros.backends.captured_network import Network
-from multi_dnn_ros.backends.cuda_driver import enqueue_on
+from multi_dnn_ros.backends.cuda_driver import HostCopies, enqueue_on
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.green_contexts import make_stream
-from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.gates import Gates
 from multi_dnn_ros.engine.inference import Inference

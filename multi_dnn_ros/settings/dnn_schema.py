@@ -139,7 +139,7 @@ class DnnConfig(Section):
     the layers when the DNN is first configured. Empty: generated road images of this package.
     """
     sms: int = Field(0, ge=0, le=1024)
-    """Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs a driver for CUDA 12.5
+    """Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs PyTorch 2.11
     or newer). DNNs with the same number share the same SMs. 0: all.
     """
     max_batch: int = Field(1, ge=1, le=16)

@@ -210,21 +210,6 @@ def test_out_of_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
         Inductor().prepare(cut_module(network(0), EXAMPLE, 2), EXAMPLE, CPU)
 
 
-def test_progress_has_an_estimate_before_and_the_time_after_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
-    clock = iter([0.0, 6.0, 10.0, 11.0])
-    monkeypatch.setattr(inductor.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(inductor, "_compile", lambda stage, *rest: stage)
-    lines: list[str] = []
-    Inductor("lane", lines.append).prepare([torch.nn.Identity(), torch.nn.Identity()], (torch.zeros(2),), CPU)
-    assert lines == [
-        "compiling job 1 of 2 of lane for cpu, 1 operations",
-        "compiled job 1 of 2 of lane after 6.0 s",
-        "compiling job 2 of 2 of lane for cpu, about 6 s",
-        "compiled job 2 of 2 of lane after 1.0 s",
-    ]
-
-
 def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert str(cache_directory()) == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir

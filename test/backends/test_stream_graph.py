@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from multi_dnn_ros.backends import cuda_driver, stream_graph
+from multi_dnn_ros.backends import capture, cuda_driver
+from multi_dnn_ros.backends.capture import StreamGraph
 from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory
-from multi_dnn_ros.backends.stream_graph import StreamGraph, keeps_priority_of_capture
 
 CONTEXT, RAW, EXEC, STREAM, HANDLE = 11, 22, 33, 44, 55
 GPU = torch.device("cuda", 0)
@@ -61,28 +62,16 @@ class Driver:
         return 0
 
 
-class TorchGraph:
-    def __init__(self, keep_graph: bool = False) -> None:
-        self.keep_graph = keep_graph
-        self.replayed = 0
-
-    def raw_cuda_graph(self) -> int:
-        assert self.keep_graph
-        return RAW
-
-    def replay(self) -> None:
-        self.replayed += 1
+GRAPH: Any = SimpleNamespace(raw_cuda_graph=lambda: RAW)
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     fake = Driver()
-    monkeypatch.setattr(stream_graph, "driver", lambda: fake)
+    monkeypatch.setattr(capture, "driver", lambda: fake)
     monkeypatch.setattr(cuda_driver, "driver", lambda: fake)
     monkeypatch.setattr(cuda_driver, "_driver_with_gil", lambda: fake)
-    monkeypatch.setattr(stream_graph, "enqueue_on", cuda_driver.Enqueue)  # not cached
-    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", TorchGraph)
+    monkeypatch.setattr(capture, "enqueue_on", cuda_driver.Enqueue)  # not cached
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
@@ -90,8 +79,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_a_graph_has_the_priority_of_the_launching_stream(driver: Driver) -> None:
-    graph = StreamGraph()
-    graph.finish(GPU)
+    graph = StreamGraph(GRAPH, GPU)
     graph.replay()
     graph.replay()
     use_node_priority = 8
@@ -104,39 +92,19 @@ def test_a_graph_has_the_priority_of_the_launching_stream(driver: Driver) -> Non
 
 
 def test_a_thread_without_a_cuda_context_gets_one(driver: Driver) -> None:
-    graph = StreamGraph()
-    graph.finish(GPU)
+    graph = StreamGraph(GRAPH, GPU)
     driver.results = [201]
     graph.replay()
     assert driver.calls[1:] == [("launch", EXEC, STREAM), ("context", CONTEXT), ("launch", EXEC, STREAM)]
 
 
 def test_driver_errors_are_raised_as_by_pytorch(driver: Driver) -> None:
-    graph = StreamGraph()
-    graph.finish(GPU)
+    graph = StreamGraph(GRAPH, GPU)
     driver.results = [700]
     with pytest.raises(RuntimeError, match="CUDA error: an illegal memory access") as raised:
         graph.replay()
     assert is_device_failure(raised.value)
     driver.instantiated = 2
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        StreamGraph().finish(GPU)
+        StreamGraph(GRAPH, GPU)
     assert is_out_of_memory(raised.value)
-
-
-def test_with_an_older_pytorch_its_own_replay_is_used(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.9.1")
-    graph = StreamGraph()
-    graph.finish(GPU)
-    graph.replay()
-    assert not graph.graph.keep_graph  # type: ignore[attr-defined]
-    assert graph.graph.replayed == 1  # type: ignore[attr-defined]
-    assert driver.calls == []
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [("2.8.0", False), ("2.9.1+cu128", False), ("2.10.0", True), ("2.11.0+cu130", True), ("3.0.0a0+git1", True)],
-)
-def test_pytorch_versions_whose_graphs_keep_the_priority_of_the_capture(version: str, expected: bool) -> None:
-    assert keeps_priority_of_capture(version) is expected

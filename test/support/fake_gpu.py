@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from multi_dnn_ros.backends.host_copies import HostCopies
+from multi_dnn_ros.backends.cuda_driver import HostCopies
 from multi_dnn_ros.engine import gpu as gpu_module
 from multi_dnn_ros.engine.frame import Frame
 
