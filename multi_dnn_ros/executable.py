@@ -7,7 +7,7 @@ import sys
 from multi_dnn_ros.cli.run import run_node
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.extras import MissingExtra
-from multi_dnn_ros.serving.memory import check_process
+from multi_dnn_ros.serving.process_settings import check_process
 from multi_dnn_ros.settings.params_file import ParamsFileError
 
 

@@ -47,7 +47,7 @@ if not _STARTS_WORKERS:
     _set_threads()  # before other modules are imported, which have the number of threads in their constants
 
 _unfreeze = gc.unfreeze
-#: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.serving.memory). Only one in this many calls is carried out:
+#: Closing a pipeline calls gc.unfreeze (serving.process_settings). Only one in this many calls is carried out:
 #: closed pipelines are collected now and then, and what is left is excluded again.
 _RELEASES = 60
 _releases = itertools.count(1)

@@ -95,7 +95,7 @@ def _publish(args: argparse.Namespace, source: Source) -> tuple[int, bool]:
 
     from multi_dnn_ros.camera.publisher import CameraPublisher, Report, play
     from multi_dnn_ros.ros.middleware import configure
-    from multi_dnn_ros.serving.memory import configure_malloc
+    from multi_dnn_ros.serving.process_settings import configure_malloc
 
     configure_malloc()
     middleware, report = configure(), Report()

@@ -121,7 +121,7 @@ def _run_video(args: argparse.Namespace) -> int:
         raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
     config = _config(args)
     from multi_dnn_ros.demo.video import run_video
-    from multi_dnn_ros.serving.memory import configure_malloc
+    from multi_dnn_ros.serving.process_settings import configure_malloc
 
     configure_malloc()
     summary = run_video(config, args.video, args.output, args.seconds, _NODE)

@@ -21,7 +21,7 @@ from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.options import HelpFormatter, check_outputs
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, optional, require
-from multi_dnn_ros.serving.memory import check_process, with_memory_limit
+from multi_dnn_ros.serving.process_settings import check_process, with_memory_limit
 
 #: Commands by the heading that `--help` lists them under.
 GROUPS = {

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import rows_table
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.serving.memory import configure_malloc
+from multi_dnn_ros.serving.process_settings import configure_malloc
 
 if TYPE_CHECKING:
     from multi_dnn_ros.replay.replay import FrameOutcome

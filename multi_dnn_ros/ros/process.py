@@ -26,8 +26,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.serving import engine_main
-from multi_dnn_ros.serving.memory import configure_malloc, return_free_memory_every
-from multi_dnn_ros.serving.thread_switching import short_switch_interval
+from multi_dnn_ros.serving.process_settings import configure_malloc, return_free_memory_every, short_switch_interval
 from multi_dnn_ros.settings.params_file import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.

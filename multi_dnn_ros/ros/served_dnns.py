@@ -23,8 +23,7 @@ from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.tracking import Tracks, tracking_problems
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.capacity import capacity_of_devices
-from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription
+from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription, capacity_of_devices
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
 from multi_dnn_ros.serving.statistics import DnnCameraStatistics

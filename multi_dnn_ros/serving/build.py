@@ -25,7 +25,6 @@ from multi_dnn_ros.serving.choices import (
     device_of,
     workers_and_threads,
 )
-from multi_dnn_ros.serving.image_check import ImageCheck
 from multi_dnn_ros.serving.sample_images import ImagesError, calibration_inputs
 from multi_dnn_ros.serving.settings_check import check_settings
 from multi_dnn_ros.serving.tasks import Pipeline, make_onnx_task, share_inputs
@@ -60,7 +59,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         begin, allocated = time.perf_counter(), _allocated_bytes(device)
         progress(f"preparing DNN {number} of {len(config.dnns)}: {name} ({settings.model})")
         try:
-            tasks.append(builder.checked(dnns[name], settings))
+            tasks.append(builder.prepared(dnns[name], settings))
         except ExtensionError as error:
             raise ConfigError(f"dnn.{name}: {error}") from error
         except Exception as error:
@@ -97,21 +96,8 @@ class _Builder:
         self._config, self._device = config, device
         self._single_launch, self._progress = single_launch, progress
 
-    def checked(self, dnn: Dnn, settings: DnnConfig) -> DnnTask:
-        """What the engine runs, compared with its original on `check_images`. Raises ConfigError."""
-        check = None
-        if settings.check_images:  # first, because preparing may move the network to the GPU
-            self._progress(f"comparing the results of {dnn.name} on {settings.check_images}")
-            check = ImageCheck(dnn, settings)
-        plan, task = self._prepared(dnn, settings)
-        if check is not None:
-            check.compare(task, self._device)
-        if task.remaining_ns is not None and len(task.remaining_ns) == task.jobs:
-            self._progress(plan.summary(dnn.name, task.remaining_ns))
-        return task
-
-    def _prepared(self, dnn: Dnn, settings: DnnConfig) -> tuple[JobPlan, DnnTask]:
-        """How the DNN was cut, and its task."""
+    def prepared(self, dnn: Dnn, settings: DnnConfig) -> DnnTask:
+        """What the engine runs. Raises ConfigError."""
         cameras = tuple(dict.fromkeys(settings.cameras or self._config.cameras))
         backend = choose_backend(
             settings.backend, self._device, settings.precision, dnn=dnn.name, progress=self._progress,
@@ -121,10 +107,14 @@ class _Builder:
         bound_s = self._config.blocking_ms / 1e3
         if isinstance(dnn.module, OnnxNetwork):
             plan = plan_graph(dnn, settings.jobs, bound_s)
-            return plan, make_onnx_task(dnn, settings, cameras, backend, plan)
-        from multi_dnn_ros.serving.torch_task import plan_and_make_torch_task
+            task = make_onnx_task(dnn, settings, cameras, backend, plan)
+        else:
+            from multi_dnn_ros.serving.torch_task import plan_and_make_torch_task
 
-        return plan_and_make_torch_task(dnn, settings, cameras, backend, self._device, bound_s)
+            plan, task = plan_and_make_torch_task(dnn, settings, cameras, backend, self._device, bound_s)
+        if task.remaining_ns is not None and len(task.remaining_ns) == task.jobs:
+            self._progress(plan.summary(dnn.name, task.remaining_ns))
+        return task
 
 
 def make_task(

@@ -24,7 +24,7 @@ from multi_dnn_ros.engine.reports import call_and_log_errors
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import Ledger
-from multi_dnn_ros.serving.slots import Slot
+from multi_dnn_ros.serving.shared_memory import Slot
 
 log = logging.getLogger(__name__)
 

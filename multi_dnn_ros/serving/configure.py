@@ -27,7 +27,7 @@ from multi_dnn_ros.planning.frame_times import (
 )
 from multi_dnn_ros.serving.choices import timing_target
 from multi_dnn_ros.serving.descriptions import Build, DnnDescription, EngineDescription, ResultDescription
-from multi_dnn_ros.serving.memory import freeze_heap
+from multi_dnn_ros.serving.process_settings import freeze_heap
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from multi_dnn_ros.backends.host import has_gpu_driver
-from multi_dnn_ros.planning.fit import Fit
+from multi_dnn_ros.planning.fit import Fit, Verdict
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: (config, progress) -> Pipeline: makes the pipeline in the engine's process; see :func:`build_pipeline`. Must be
@@ -88,6 +88,41 @@ class EngineDescription:
     dnns: Mapping[str, DnnDescription]
     fits: Mapping[str, Fit] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Whether the DNNs fit their devices at the cameras' rates.
+
+    text: the verdict for the log. advice: lines for the log. values: for diagnostics, by name with the unit.
+    """
+
+    fits: bool
+    text: str
+    advice: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def capacity_of_devices(fits: Mapping[str, Fit]) -> Capacity | None:
+    """One verdict for all devices, with their names if there are several. fits: by device; None: nothing measured."""
+    parts = {device: capacity_of(fit.verdict()) for device, fit in fits.items()}
+    if len(parts) < 2:
+        return next(iter(parts.values()), None)
+    return Capacity(
+        all(part.fits for part in parts.values()),
+        "; ".join(f"{device}: {part.text}" for device, part in parts.items()),
+        tuple(f"{device}: {text}" for device, part in parts.items() for text in part.advice),
+        {f"{device}: {name}": it for device, part in parts.items() for name, it in part.values.items()},
+    )
+
+
+def capacity_of(verdict: Verdict) -> Capacity:
+    """The verdict as text and diagnostic values."""
+    values: dict[str, str] = {"utilization (%)": f"{100 * verdict.utilization:.1f}"}
+    values.update({f"{dnn} needs (% of its time)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})
+    values.update({f"{dnn} at most (Hz)": f"{hz:.2f}" for dnn, hz in verdict.most_hz.items()})
+    values.update({f"advice {number}": text for number, text in enumerate(verdict.advice, start=1)})
+    return Capacity(verdict.fits, verdict.text, tuple(verdict.advice), values)
 
 
 class Level(IntEnum):

@@ -28,16 +28,14 @@ from multi_dnn_ros.common.processes import EXIT_ORPHANED
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving import messages
-from multi_dnn_ros.serving.engine_state import EngineState
-from multi_dnn_ros.serving.memory import release_memory, with_memory_limit
-from multi_dnn_ros.serving.slots import Slot, SlotMemory
-from multi_dnn_ros.serving.thread_switching import short_switch_interval
+from multi_dnn_ros.serving.process_settings import release_memory, short_switch_interval, with_memory_limit
+from multi_dnn_ros.serving.shared_memory import EngineState, Slot, SlotMemory
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
-    from multi_dnn_ros.serving.pinned import PinnedImages
+    from multi_dnn_ros.serving.shared_memory import PinnedImages
     from multi_dnn_ros.serving.tasks import Pipeline
 
 log = logging.getLogger(__name__)
@@ -158,7 +156,7 @@ class EngineProgram:
 
     def _start(self, pipeline: Pipeline) -> None:
         from multi_dnn_ros.engine.engine import Engine
-        from multi_dnn_ros.serving.pinned import PinnedImages
+        from multi_dnn_ros.serving.shared_memory import PinnedImages
 
         assert self._config is not None
         config = self._config

@@ -25,9 +25,8 @@ from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import engine_main, messages
 from multi_dnn_ros.serving.descriptions import EngineDescription
-from multi_dnn_ros.serving.engine_state import EngineState, create_state
 from multi_dnn_ros.serving.ledger import Ledger
-from multi_dnn_ros.serving.slots import Slot, SlotPool
+from multi_dnn_ros.serving.shared_memory import EngineState, Slot, SlotPool, create_state
 from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)

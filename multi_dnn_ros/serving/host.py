@@ -27,8 +27,8 @@ from multi_dnn_ros.serving.descriptions import (
 )
 from multi_dnn_ros.serving.engine_process import Engine, Events, LocalEngine
 from multi_dnn_ros.serving.ledger import Ledger
-from multi_dnn_ros.serving.memory import with_memory_limit
-from multi_dnn_ros.serving.slots import Slot, SlotPool, open_pools
+from multi_dnn_ros.serving.process_settings import with_memory_limit
+from multi_dnn_ros.serving.shared_memory import Slot, SlotPool, open_pools
 from multi_dnn_ros.serving.supervisor import PAUSES_S, Supervisor
 from multi_dnn_ros.settings.schema import NodeConfig
 

@@ -40,7 +40,7 @@ Server = TypeVar("Server")
 
 
 class Buffer(Protocol):
-    """Memory of an image; see :class:`multi_dnn_ros.serving.slots.Slot`."""
+    """Memory of an image; see :class:`multi_dnn_ros.serving.shared_memory.Slot`."""
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]: ...
 

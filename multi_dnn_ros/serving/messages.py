@@ -2,7 +2,7 @@
 
 To an engine: Begin, Configure, Offer, Update. From an engine: Ready, Progress, EngineDescription (it is configured),
 Refused, FrameResult, FrameDropped, Failure, log records, Aborting; at last the node's side of it adds Ended. Images and
-large results are passed in shared memory (:mod:`multi_dnn_ros.serving.slots`).
+large results are passed in shared memory (:mod:`multi_dnn_ros.serving.shared_memory`).
 
 Named tuples, because unpickling them takes two thirds of the time of a dataclass.
 """
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.descriptions import Build
-from multi_dnn_ros.serving.slots import SlotLayout
+from multi_dnn_ros.serving.shared_memory import SlotLayout
 from multi_dnn_ros.settings.schema import NodeConfig
 
 # -- to an engine

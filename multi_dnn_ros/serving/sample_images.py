@@ -1,4 +1,4 @@
-"""Images of a folder, for int8 calibration and for comparing results; without a folder those of this package."""
+"""Images of a folder for int8 calibration; without a folder those of this package."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class ImagesError(ValueError):
     """A folder of images cannot be used; the message names it and what is expected."""
 
 
-def sample_files(folder: str, min_images: int = MIN_IMAGES) -> Sequence[Path]:
+def sample_files(folder: str) -> Sequence[Path]:
     """At most MAX_IMAGES image files of `folder`, evenly spaced by name; "": generated road images of this package.
 
-    Raises ImagesError, also for fewer than `min_images` images.
+    Raises ImagesError, also for fewer than MIN_IMAGES images.
     """
     try:
         path = Path(folder).expanduser() if folder else _PACKAGE_FOLDER
         if not path.is_dir():
-            raise ImagesError(f"{path}: no such folder; expected: a folder with at least {min_images} image(s)")
+            raise ImagesError(f"{path}: no such folder; expected: a folder with at least {MIN_IMAGES} image(s)")
         found = image_files(path)
     except RuntimeError:
         raise ImagesError(f"{folder}: the home folder of this user is not known") from None
     except OSError as error:
         raise ImagesError(f"{path} cannot be read: {error.strerror}") from None
-    if len(found) < min_images:
-        expected = f"expected: at least {min_images}"
-        raise ImagesError(f"{path}: {len(found)} image(s) ({', '.join(IMAGE_SUFFIXES)}); {expected}")
+    if len(found) < MIN_IMAGES:
+        suffixes = ", ".join(IMAGE_SUFFIXES)
+        raise ImagesError(f"{path}: {len(found)} image(s) ({suffixes}); expected: at least {MIN_IMAGES}")
     count = min(MAX_IMAGES, len(found))
     return [found[index * len(found) // count] for index in range(count)]
 
 
-def sample_images(folder: str, min_images: int = MIN_IMAGES) -> list[tuple[Path, Image]]:
+def sample_images(folder: str) -> list[tuple[Path, Image]]:
     """The files of :func:`sample_files`, each with its image, (H, W, 3) uint8 RGB. Raises ImagesError."""
     images = []
-    for file in sample_files(folder, min_images):
+    for file in sample_files(folder):
         image = cv2.imread(str(file), cv2.IMREAD_COLOR)
         if image is None:
             raise ImagesError(f"{file}: not a readable image")

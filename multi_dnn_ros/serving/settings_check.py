@@ -22,7 +22,6 @@ from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.planning.units import Unit
 from multi_dnn_ros.serving.choices import ConfigError, backend_name, check_backend, device_of, dnn_units
-from multi_dnn_ros.serving.image_check import image_check_problems
 from multi_dnn_ros.serving.sample_images import ImagesError, sample_files
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
@@ -84,7 +83,6 @@ def check_settings(config: NodeConfig) -> Findings:
                 problems.extend(_provider_problems(name, settings, device))
                 problems.extend(_calibration_problems(name, settings))
             problems.extend(_sms_problems(name, settings, device))
-        problems.extend(image_check_problems(name, settings, onnx=onnx))
         try:
             dnns[name] = load_dnn(name, settings, onnx=onnx)
         except ModelError as error:

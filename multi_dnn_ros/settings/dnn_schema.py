@@ -188,19 +188,6 @@ class DnnConfig(Section):
     """Names of several results of one inference; each has its own parameters below `dnn.<dnn>.output.<output>` and
     its own topics. Empty: one result.
     """
-    check_images: str = Field("", json_schema_extra=FOLDER)
-    """Folder of images of the DNN's cameras. While configuring, the boxes or lane lines that the DNN finds in at
-    most 32 of them, with its backend and precision, are compared with those of `check_against`. Empty: no
-    comparison.
-    """
-    check_against: str = Field("", json_schema_extra=_MODEL_FILE)
-    """With check_images: model to compare with, such as the network from which this one was decomposed. Empty: the
-    original of a built-in decomposed network, otherwise this model in float32.
-    """
-    check_agreement: float = Field(0.9, ge=0.0, le=1.0)
-    """With check_images: minimum agreement, the F1 score of the results of one model against those of the other. If it
-    is lower, configuring fails.
-    """
     enable: bool = Field(True, json_schema_extra=RUNTIME)
     """Whether the DNN processes images. A change takes effect between two frames; frames in progress are finished.
     Images that the DNN does not get count as switched_off. The service `~/<dnn>/enable` changes it, too.

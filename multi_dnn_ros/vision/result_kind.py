@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.vision.agreement import Agreement
 from multi_dnn_ros.vision.ground import GroundPoints
 from multi_dnn_ros.vision.view import Window
 
@@ -80,8 +79,6 @@ class ResultKind:
     "": they cannot be scored.
     place: (result of a window, window, (H, W) of the image) -> the result in pixels of the image, for DNNs with
     parameter `crop`; None: the parameter is refused.
-    agreement: (result, result of another DNN for the same image) -> how far they agree, for parameter `check_images`;
-    None: they cannot be compared.
     score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
     ground_topics: topics with results on the ground, in metres; a running node publishes them.
     """
@@ -95,7 +92,6 @@ class ResultKind:
     truth: str = ""
     score: Callable[[Iterable[tuple[Any, Any]], Sequence[str]], Mapping[str, float]] | str | None = None
     place: Callable[[Any, Window, tuple[int, int]], Any] | None = None
-    agreement: Callable[[Any, Any], Agreement] | None = None
     ground_topics: tuple[GroundTopic, ...] = ()
 
     @property

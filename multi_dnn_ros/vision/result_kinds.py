@@ -8,7 +8,6 @@ from dataclasses import replace
 import cv2
 import numpy as np
 
-from multi_dnn_ros.vision.agreement import compare_detections, compare_lanes
 from multi_dnn_ros.vision.drawing import PALETTE, Color, blend, line_width
 from multi_dnn_ros.vision.result_kind import GroundTopic, Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import NO_CLASS, Detections, InstanceMasks, Lane, Lanes, Mask
@@ -146,7 +145,6 @@ LANES = ResultKind(
     truth="lanes",
     score="multi_dnn_ros.training.metrics:score_lanes",
     place=place_lanes,
-    agreement=compare_lanes,
     ground_topics=(GroundTopic("ground_points", "sensor_msgs/msg/PointCloud2", f"{_MESSAGES}:lane_ground_message"),),
 )
 DETECTIONS = ResultKind(
@@ -158,7 +156,6 @@ DETECTIONS = ResultKind(
     truth="boxes",
     score="multi_dnn_ros.training.metrics:score_detections",
     place=place_detections,
-    agreement=compare_detections,
 )
 SEMANTIC_MASK = ResultKind(
     "semantic_mask",

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from bag_files import FRAMES, write_folder
-from command import multi_dnn, run_commands, write_parameters
+from command import run_commands
 
 
 def write_images(folder: Path, count: int, suffix: str = ".jpg", first: int = 0) -> Path:
@@ -59,12 +58,3 @@ def test_scoring_leaves_out_hidden_files_and_folders_and_names_a_dangling_link(t
     assert "sub.jpg" in done["lanes"].stderr
     assert done["linked"].returncode == 1
     assert "x8.jpg" in done["linked"].stderr
-
-
-def test_the_folder_of_check_images_may_hold_hidden_files_and_folders(tmp_path: Path) -> None:
-    folder = add_oddities(write_images(tmp_path / "images", 2))
-    parameters = write_parameters(tmp_path / "dnn.yaml", {"object": {"check_images": str(folder)}})
-    drive = write_folder(tmp_path / "drive", FRAMES[:1])
-    done = multi_dnn("replay", drive, tmp_path / "out", "--params-file", parameters)
-    assert done.returncode == 0, done.stderr
-    assert "._x0" not in done.stderr

@@ -188,14 +188,12 @@ try:
 except ValueError as error:
     print(error)
 """
-IMAGES = str(Path(onnx_form.__file__).parents[1] / "calibration_images")
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"model": "builtin:object", "max_batch": 2}, "batches of 2"),
-        ({"model": "builtin:object_small", "check_images": IMAGES}, "batches of 1"),
         ({"model": "builtin:objct"}, "allowed: builtin:lane, "),
         ({"model": "builtin:object", "input_width": 64, "input_height": 64}, "allowed with builtin:object: 384 x 288"),
         ({"model": "torchvision:fcos_resnet50_fpn", "weights": "~nobody_here/x.pth"}, "multi_dnn_ros[torch]"),

@@ -74,8 +74,8 @@ def test_impossible_changes_are_refused_at_once(rig: Rig) -> None:
         ("dnn.object.track", True, "dnn.object.track is read-only while the node is configured; first `ros2 life"),
         ("dnn.object.cameras", ["front", "rear"], "read-only while the node is configured"),
         ("policy", "edf", "read-only while the node is configured"),
-        ("dnn.object.check_images", "missing", "there is no such folder"),
-        ("dnn.object.check_images", "~nobody here/images", "the home folder of this user is not known"),
+        ("dnn.object.calibration_images", "missing", "there is no such folder"),
+        ("dnn.object.calibration_images", "~nobody here/images", "the home folder of this user is not known"),
     ):
         accepted, text = rig.bench.set(name, value)
         assert not accepted

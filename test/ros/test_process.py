@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cv2
-import numpy as np
 import psutil
 import pytest
 import rclpy
@@ -147,25 +145,3 @@ raise SystemExit(process.run(["--ros-args", "-p", "autostart:=false"]))
     assert done.stderr.count("a callback failed; the node keeps running") == 1
     assert "RuntimeError: a broken callback" in done.stderr
     assert "a destroyed subscription" not in done.stderr
-
-
-def test_what_an_engine_process_logs_at_info_is_in_the_log_of_the_node(
-    domain: int, tmp_path: Path, fork_server: ForkServer
-) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    cv2.imwrite(str(images / "one.png"), np.zeros((48, 64, 3), np.uint8))
-    parameters = tmp_path / "parameters.yaml"
-    dnn = f"{{backend: eager, check_images: {images}, check_agreement: 0.0}}"
-    parameters.write_text(f"/**: {{ros__parameters: {{dnns: [object], dnn: {{object: {dnn}}}}}}}\n")
-    log = tmp_path / "log"
-    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
-    environment = {**os.environ, **loopback_environment(domain)}
-    with log.open("wb") as file:
-        node = fork_server.popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-    try:
-        until(lambda: "agreement" in log.read_text() or node.poll() is not None, "the report", told=log.read_text)
-    finally:
-        node.send_signal(signal.SIGINT)
-        node.wait(20.0)
-    assert "agreement 1.000" in log.read_text()

@@ -14,7 +14,7 @@ from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.descriptions import Build, EngineDescription
 from multi_dnn_ros.serving.engine_process import Engine, Events
 from multi_dnn_ros.serving.ledger import DnnSettings, Ledger
-from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
+from multi_dnn_ros.serving.shared_memory import SlotLayout, SlotPool
 from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0

@@ -25,7 +25,7 @@ from multi_dnn_ros.serving.descriptions import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.engine_main import EngineProgram, is_loading
 from multi_dnn_ros.serving.groups import Swap
 from multi_dnn_ros.serving.host import Host
-from multi_dnn_ros.serving.slots import slots_needed
+from multi_dnn_ros.serving.shared_memory import slots_needed
 
 Make = Callable[..., HostRig]
 

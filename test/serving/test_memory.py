@@ -12,7 +12,7 @@ _FAULTS = """
 import resource, sys
 import numpy as np
 if sys.argv[1] == "kept":
-    from multi_dnn_ros.serving.memory import configure_malloc
+    from multi_dnn_ros.serving.process_settings import configure_malloc
     assert configure_malloc()
 def image():
     np.ones(1280 * 720 * 3, np.uint8)
@@ -39,7 +39,7 @@ _THREADS = """
 import sys, threading
 import numpy as np
 if sys.argv[1] == "kept":
-    from multi_dnn_ros.serving.memory import configure_malloc
+    from multi_dnn_ros.serving.process_settings import configure_malloc
     assert configure_malloc()
 def resident_kb():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:"))
@@ -70,7 +70,7 @@ def test_memory_that_a_thread_has_freed_serves_other_threads():
 _GAPS = """
 import sys, time
 import numpy as np
-from multi_dnn_ros.serving.memory import configure_malloc, return_free_memory_every
+from multi_dnn_ros.serving.process_settings import configure_malloc, return_free_memory_every
 assert configure_malloc()
 def resident_kb():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:"))

@@ -1,359 +1,129 @@
-"""All problems of a configuration are reported at once, before any DNN is loaded."""
+"""All problems of a configuration are reported at once, before any DNN is prepared. test/models has those of models."""
 
 from __future__ import annotations
 
-import functools
-import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import cv2
 import numpy as np
-import onnx
 import pytest
 import torch
-import torchvision
-from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import save
-from torch import nn
 
-from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.backends import Stage
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import ConfigError
+from multi_dnn_ros.serving.host import divide_devices
 from multi_dnn_ros.serving.settings_check import check_settings
 from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import NodeConfig
 
-SSD = "ssdlite320_mobilenet_v3_large"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-def problems(parameters: dict[str, Any], **of_dnn: Any) -> list[str]:
-    """Problems of a DNN `x` with these parameters `dnn.x.*`, next to a valid DNN `object`."""
-    flat = {"device": "cpu", "dnns": ["object", "x"], "dnn.x.role": "object", **parameters}
-    return list(
-        check_settings(to_config({**flat, **{f"dnn.x.{name}": value for name, value in of_dnn.items()}})).problems
-    )
+def settings(parameters: dict[str, Any] | None = None, **of_dnn: Any) -> NodeConfig:
+    """A DNN `x` with these parameters `dnn.x.*`, next to a valid DNN `object`."""
+    flat = {"device": "cpu", "dnns": ["object", "x"], "dnn.x.role": "object", "dnn.x.model": "builtin:object"}
+    return to_config({**flat, **(parameters or {}), **{f"dnn.x.{name}": value for name, value in of_dnn.items()}})
 
 
-def head(folder: Path, rows: int = 6, size: tuple[Any, Any] = (32, 32), operator: str = "", outside: str = "") -> str:
-    """An ONNX file whose output is (1, rows, 8, 8). operator: a further operator. outside: file with its weights."""
-    random = np.random.default_rng(0)
-    weights = numpy_helper.from_array(random.normal(0, 0.05, (rows, 3, 4, 4)).astype(np.float32), "weights")
-    if outside:
-        weights.data_location = TensorProto.EXTERNAL
-        for key, value in {"location": outside, "offset": "0", "length": str(len(weights.raw_data))}.items():
-            weights.external_data.add(key=key, value=value)
-        weights.ClearField("raw_data")
-    cells = (side // 4 if isinstance(side, int) else "cells" for side in size)
-    nodes = [helper.make_node("Conv", ["image", "weights"], ["out"], strides=[4, 4], kernel_shape=[4, 4])]
-    if operator:
-        nodes.append(helper.make_node(operator, ["out"], ["more"]))
-    graph = helper.make_graph(
-        nodes, "head",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, *size])],
-        [helper.make_tensor_value_info("more" if operator else "out", TensorProto.FLOAT, [1, rows, *cells])],
-        [weights],
-    )  # fmt: skip
-    file = folder / "head.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
-    return str(file)
+def folder_of_one(at: Path) -> str:
+    cv2.imwrite(str(at / "one.png"), np.zeros((48, 64, 3), np.uint8))
+    return str(at)
 
 
-class Cells(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 7, 4, 4)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.layer(image).flatten(2)
-
-
-@functools.cache
-def saved_program() -> bytes:
-    file = io.BytesIO()
-    torch.export.save(torch.export.export(Cells().eval(), (torch.zeros(1, 3, 32, 32),)), file)
-    return file.getvalue()
-
-
-def exported(folder: Path) -> str:
-    """A .pt2 file whose output is (1, 7, 64): a box and three classes."""
-    return written(folder, "cells.pt2", saved_program())
+#: What a user may get wrong: parameters of the DNN, and words of the message. {at}: folder of the test, with one image.
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"model": "builtin:sofa"}, "parameter dnn.x.model is 'builtin:sofa'; allowed: builtin:lane"),
+    ({"labels": ["a"]}, "parameter dnn.x.labels has 1 names, but builtin:object has 2"),
+    ({"cameras": ["rear"]}, "parameter dnn.x.cameras names 'rear'; allowed: front (parameter cameras)"),
+    ({"backend": "cuda_graph"}, "parameter dnn.x.backend is 'cuda_graph', but the device is cpu; allowed: auto"),
+    ({"precision": "fp16"}, "dnn.x.precision is 'fp16'; allowed with backend onnxruntime on cpu: auto, fp32"),
+    ({"sms": 8}, "dnn.x.sms is 8; only an NVIDIA GPU can be partitioned; the device is cpu"),
+    ({"precision": "int8", "calibration_images": "{at}"}, "calibration_images is '{at}': {at}: 1 image(s) (.jpg"),
+    ({"precision": "int8", "calibration_images": "/nowhere"}, "'/nowhere': /nowhere: no such folder; expected: a fol"),
+    ({"providers": ["cpu", "cuda"]}, "dnn.x.providers names 'cuda', but the device is cpu; allowed there: openvino"),
+    ({"providers": ["openvino"], "precision": "int8", "backend": "onnxruntime"}, "allowed with its providers: openvi"),
+]
 
 
-@functools.cache
-def saved_weights() -> bytes:
-    state = torchvision.models.get_model(SSD, weights=None, weights_backbone=None, num_classes=3).state_dict()
-    return save({name: value.contiguous() for name, value in state.items()})
-
-
-def weights(folder: Path) -> str:
-    return written(folder, "weights.safetensors", saved_weights())
-
-
-def written(folder: Path, name: str, content: bytes | str) -> str:
-    file = folder / name
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
-    return str(file)
-
-
-#: Its outline takes a third of the time of a detector's.
-LRASPP = {"model": "torchvision:lraspp_mobilenet_v3_large", "role": "lane", "keep": ["car"]}
-YOLO = {"decoder": "yolo", "labels": ["a", "b"]}
-#: What a user may get wrong: (folder of the test) -> parameters, and words of the message.
-MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
-    "unknown builtin": (lambda at: {"model": "builtin:sofa"}, "dnn.x.model is 'builtin:sofa'; allowed: builtin:lane"),
-    "unknown suffix": (lambda at: {"model": "net.pkl"}, "dnn.x.model is 'net.pkl'; allowed"),
-    "missing model": (lambda at: {"model": "net.onnx", **YOLO}, "dnn.x.model is 'net.onnx': there is no such file"),
-    "broken onnx": (
-        lambda at: {"model": written(at, "a.onnx", b"\xff" * 99), **YOLO},
-        "a.onnx: cannot be read as ONNX",
-    ),
-    "broken pt2": (lambda at: {"model": written(at, "a.pt2", b"PK\3\4" + bytes(64)), **YOLO}, "a.pt2: cannot be read"),
-    "broken artifact": (
-        lambda at: {"model": written(at, "a.safetensors", b"\xff" * 64)},
-        "a.safetensors: cannot be read",
-    ),
-    "plain weights": (
-        lambda at: {"model": weights(at)},
-        "a plain file of weights; expected one of multi-dnn decompose",
-    ),
-    "operator": (
-        lambda at: {"model": head(at, operator="Magic"), **YOLO},
-        "No Op registered for Magic",
-    ),
-    "external data": (
-        lambda at: {"model": head(at, outside="w.bin"), **YOLO},
-        "weights are in {at}/w.bin, and there is no",
-    ),
-    "unknown builder": (lambda at: {"model": "torchvision:yolov9"}, "'torchvision:yolov9'; allowed builders: fcos"),
-    "two stages": (
-        lambda at: {"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"},
-        "a two-stage detector",
-    ),
-    "weights name": (
-        lambda at: {**LRASPP, "weights": "COCO_V9"},
-        "dnn.x.weights is 'COCO_V9'; allowed: COCO_WITH_VOC_LABELS_V1",
-    ),
-    "no weights": (lambda at: LRASPP, "dnn.x.weights is 'default'; allowed: COCO_WITH_VOC_LABELS_V1, random"),
-    "missing weights": (
-        lambda at: {**LRASPP, "weights": "w.pth"},
-        "weights is 'w.pth': there is no",
-    ),
-    "broken weights": (
-        lambda at: {**LRASPP, "weights": written(at, "w.safetensors", b"\xff" * 64)},
-        "w.safetensors: cannot be read as weights",
-    ),
-    "weights of another class count": (
-        lambda at: {"model": f"torchvision:{SSD}", "weights": weights(at)},
-        "weights.safetensors does not fit SSD",
-    ),
-    "weights of the model": (
-        lambda at: {"model": "builtin:object", "weights": "random"},
-        "allowed with builtin:object: default",
-    ),
-    "num_classes of a builtin": (
-        lambda at: {"model": "builtin:object", "num_classes": 7},
-        "num_classes is 7, but builtin:object has 2",
-    ),
-    "num_classes of a file": (lambda at: {"model": exported(at), **YOLO, "num_classes": 7}, "num_classes is 7, but "),
-    "labels of a builtin": (
-        lambda at: {"model": "builtin:object", "labels": ["a"]},
-        "labels has 1 names, but builtin:object has 2",
-    ),
-    "labels of a builder": (
-        lambda at: {"model": f"torchvision:{SSD}", "weights": "random", "num_classes": 3, "labels": ["a", "b"]},
-        f"dnn.x.labels has 2 names, but torchvision:{SSD} has 3 classes",
-    ),
-    "labels of an onnx": (
-        lambda at: {"model": head(at, 9), "decoder": "grid", "labels": ["a"]},
-        "(1, 9, 8, 8), but decoder grid",
-    ),
-    "labels of a pt2": (
-        lambda at: {"model": exported(at), **YOLO},
-        "(1, 7, 64), but decoder yolo",
-    ),
-    "no labels of lane classes": (
-        lambda at: {
-            "model": "torchvision:lraspp_mobilenet_v3_large",
-            "weights": "random",
-            "role": "lane",
-            "num_classes": 5,
-        },
-        "dnn.x.labels is []; torchvision:lraspp_mobilenet_v3_large needs a name for each of its 5 classes",
-    ),
-    "no labels": (lambda at: {"model": exported(at), "decoder": "yolo"}, "dnn.x.labels is []"),
-    "missing labels": (
-        lambda at: {"model": "builtin:object", "labels": ["names.txt"]},
-        "labels is 'names.txt': there is no such",
-    ),
-    "labels file": (
-        lambda at: {"model": "builtin:object", "labels": [written(at, "n.txt", b"\xff\xfe")]},
-        "n.txt': not a text file",
-    ),
-    "empty labels file": (
-        lambda at: {"model": exported(at), "decoder": "yolo", "labels": [written(at, "n.txt", "\n")]},
-        "labels has 0 names; allowed: 1 to",
-    ),
-    "blank line in a labels file": (
-        lambda at: {"model": "builtin:object", "labels": [written(at, "n.txt", "car\n\ntruck\n\n")]},
-        "n.txt': line 2 is empty; each class needs a name",
-    ),
-    "keep": (
-        lambda at: {"model": "builtin:object", "keep": ["cat"]},
-        "dnn.x.keep = ['cat']: no class 'cat'; allowed: car, truck",
-    ),
-    "keep of lanes": (
-        lambda at: {"model": "torchvision:lraspp_mobilenet_v3_large", "weights": "random", "role": "lane"},
-        "dnn.x.keep = []: name the lane class, or classes, among the 21",
-    ),
-    "keep of all": (
-        lambda at: {"model": head(at, 2), "decoder": "lane", "role": "lane", "labels": ["a", "b"], "keep": ["a", "b"]},
-        "names all 2 classes as lane; at least one must be background",
-    ),
-    "no decoder": (lambda at: {"model": exported(at), "labels": ["a"]}, "dnn.x.decoder is 'auto', but "),
-    "decoder": (
-        lambda at: {"model": "builtin:object", "decoder": "torchvision"},
-        "decoder is 'torchvision'; allowed with",
-    ),
-    "decoder of a head": (lambda at: {"model": head(at, 7), **YOLO}, "(1, 7, 8, 8), but decoder yolo"),
-    "role": (
-        lambda at: {"model": "builtin:object", "role": "lane"},
-        "role is 'lane', but builtin:object is decoded as",
-    ),
-    "size": (lambda at: {"model": exported(at), **YOLO, "input_width": 64}, "ask for 64 x 32; allowed with"),
-    "no size": (
-        lambda at: {"model": head(at, 7, ("h", "w")), "decoder": "grid", "labels": ["a", "b"]},
-        "both must be given",
-    ),
-    "mean": (lambda at: {"model": "builtin:object", "mean": [1.0]}, "dnn.x.mean and std: mean = [1.0]"),
-    "std": (lambda at: {"model": "builtin:object", "std": [1.0, 0.0, 1.0]}, "must be finite, std above 0"),
-    "camera": (
-        lambda at: {"model": "builtin:object", "cameras": ["rear"]},
-        "dnn.x.cameras names 'rear'; allowed: front",
-    ),
-    "backend": (
-        lambda at: {"model": "builtin:object", "backend": "cuda_graph"},
-        "dnn.x.backend is 'cuda_graph', but the device is cpu",
-    ),
-    "precision": (
-        lambda at: {"model": "builtin:object", "precision": "fp16"},
-        "dnn.x.precision is 'fp16'; allowed with backend onnxruntime on cpu: auto, fp32",
-    ),
-    "sms": (lambda at: {"model": "builtin:object", "sms": 8}, "dnn.x.sms is 8; only an NVIDIA GPU can be partitioned"),
-}
-
-
-def _refuse(*arguments: object, **options: object) -> NoReturn:
-    raise ModelError("preparing begins")
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(("values", "words"), MISTAKES, ids=[words[:40] for _, words in MISTAKES])
 def test_a_mistake_is_reported_before_a_dnn_is_prepared(
-    tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, words = MISTAKES[mistake]
-    values = settings(tmp_path)
-    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", _refuse)
-    (problem,) = problems({}, **values)
-    assert words.format(at=tmp_path) in problem
-    flat = {"device": "cpu", "dnns": ["x"], "dnn.x.role": "object"}
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        pytest.fail("a DNN was prepared")
+
+    monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: True)
+    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", refuse)
+    at = folder_of_one(tmp_path)
+    values = {name: value.format(at=at) if isinstance(value, str) else value for name, value in values.items()}
     with pytest.raises(ConfigError) as error:
-        build(to_config({**flat, **{f"dnn.x.{name}": value for name, value in values.items()}}))
-    assert str(error.value) == problem
+        build(settings(**values))
+    (problem,) = str(error.value).splitlines()
+    assert words.format(at=at) in problem
+
+
+def test_all_mistakes_of_all_dnns_are_reported_together() -> None:
+    config = settings(
+        {"dnn.object.model": "nothing.onnx", "dnn.object.precision": "fp16"},
+        labels=["a"], keep=["b"], mean=[1.0], cameras=["rear", "left"], decoder="grid", role="lane",
+    )  # fmt: skip
+    found = check_settings(config).problems
+    for words in (
+        "nothing.onnx", "object.precision", "'rear'", "'left'", "labels has 1", "mean and std", "x.role",
+    ):  # fmt: skip
+        assert sum(words in line for line in found) == 1, words
+    assert len(found) == 7
 
 
 @without_gpu
-def test_without_a_device_precisions_are_not_checked() -> None:
-    (found,) = problems({"device": "cuda:1"}, precision="fp16", model="builtin:object")
-    assert "parameter device is 'cuda:1', but PyTorch sees 0 GPUs" in found
+def test_a_device_that_does_not_exist_hides_no_other_problem() -> None:
+    missing, model = check_settings(settings({"device": "cuda:1"}, precision="fp16", model="builtin:sofa")).problems
+    assert "parameter device is 'cuda:1', but PyTorch sees 0 GPUs here; allowed: auto, cpu" in missing
+    assert "builtin:sofa" in model  # the precision cannot be checked without a device
 
 
-def test_all_mistakes_of_all_dnns_are_reported_together(tmp_path: Path) -> None:
-    found = problems(
-        {"dnn.object.model": "nothing.onnx", "dnn.object.precision": "fp16"},
-        model="builtin:object", labels=["a"], keep=["b"], mean=[1.0], cameras=["rear", "left"], decoder="grid",
-        role="lane",
-    )  # fmt: skip
-    assert len(found) == 7
-    for words in ("nothing.onnx", "object.precision", "'rear'", "'left'", "labels has 1", "mean and std", "x.role"):
-        assert sum(words in line for line in found) == 1, words
-
-
-def test_loading_errors_of_all_dnns_are_reported_before_one_is_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The networks fail on an image, although their files are valid."""
-    monkeypatch.setattr("multi_dnn_ros.serving.build.make_task", lambda *arguments: pytest.fail("a DNN was prepared"))
-    for number in (1, 2):
-        reshape = helper.make_node("Reshape", ["image", "shape"], ["out"])
-        graph = helper.make_graph(
-            [reshape], "g",
-            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
-            [numpy_helper.from_array(np.array([1, 6, 33]), "shape")],
-        )  # fmt: skip
-        onnx.save(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8),
-            tmp_path / f"{number}.onnx",
-        )
-    flat: dict[str, Any] = {"device": "cpu", "dnns": ["object", "a", "b"]}
-    for name, number in (("a", 1), ("b", 2)):
-        flat |= {f"dnn.{name}.role": "object", f"dnn.{name}.model": str(tmp_path / f"{number}.onnx")}
-        flat |= {f"dnn.{name}.{key}": value for key, value in YOLO.items()}
-    with pytest.raises(ValueError, match=r"(?s)dnn\.a: .*1\.onnx fails on an image of 8 x 8.*dnn\.b: .*2\.onnx fails"):
-        build(to_config(flat))
-
-
-def test_a_file_of_names_may_begin_with_a_byte_order_mark_and_end_with_blank_lines(tmp_path: Path) -> None:
-    names = written(tmp_path, "names.txt", "\ufeffcar\r\n truck\r\n\r\n")
-    assert problems({}, model="builtin:object", labels=[names], keep=["car", "truck"]) == []
-
-
-def test_a_valid_configuration_has_no_problems(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
-    assert (
-        problems({}, model=exported(tmp_path), decoder="yolo", labels=[str(tmp_path / "names.txt")], num_classes=3)
-        == []
-    )
-    assert problems({}, model=head(tmp_path, 7, ("h", "w")), decoder="grid", labels=["a", "b"], input_width=64,
-                    input_height=32) == []  # fmt: skip
-    name = LRASPP["model"].partition(":")[2]
-    state = torchvision.models.get_model(name, weights=None, weights_backbone=None).state_dict()
-    for name, old in (("new.pth", False), ("old.pth", True)):
-        torch.save({"state_dict": state}, tmp_path / name, _use_new_zipfile_serialization=not old)
-        assert problems({}, **LRASPP, weights=str(tmp_path / name)) == []
-
-
-def test_execution_providers_must_fit_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_settings_have_no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: True)
-    flat = {"device": "cpu", "dnns": ["object"]}
-
-    def found(providers: list[str], **more: str) -> tuple[str, ...]:
-        values = {f"dnn.object.{name}": value for name, value in {"providers": providers, **more}.items()}
-        return check_settings(to_config({**flat, **values})).problems
-
-    assert found(["openvino:gpu", "cpu"]) == found(["openvino", "cpu"], precision="fp32") == ()
-    assert found(["cpu", "cuda"]) == (
-        "parameter dnn.object.providers names 'cuda', but the device is cpu; allowed there: openvino, cpu",
-    )
-    (problem,) = found(["openvino"], precision="int8", backend="onnxruntime")
-    assert problem == "parameter dnn.object.precision is 'int8'; allowed with its providers: openvino: auto, fp32"
+    for values in ({}, {"providers": ["openvino:gpu", "cpu"]}, {"precision": "int8"}, {"sms": 0, "branches": 4}):
+        findings = check_settings(settings(**values))
+        assert (findings.problems, set(findings.dnns)) == ((), {"object", "x"})
 
 
-def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = exported(tmp_path)
-    monkeypatch.setattr("multi_dnn_ros.models.weights.os.access", lambda path, mode: False)  # root may read everything
-    assert "cells.pt2': this user has no permission to read it" in problems({}, model=file, **YOLO)[0]
+def test_each_device_has_its_part_of_the_settings_and_one_process_only_one_device() -> None:
+    config = settings(device="cpu:1")
+    assert {device: list(part.dnns) for device, part in divide_devices(config).items()} == {
+        "cpu": ["object"], "cpu:1": ["x"],
+    }  # fmt: skip
+    together = config.model_copy(update={"isolation": "none"})
+    assert list(divide_devices(together)) == ["cpu"]
+    (problem,) = check_settings(together).problems
+    assert problem.startswith("the DNNs run on cpu, cpu:1 (parameters dnn.<dnn>.device), but one process")
 
 
-def test_truncated_external_data_is_reported(tmp_path: Path) -> None:
-    written(tmp_path, "w.bin", bytes(100))
-    (problem,) = problems({}, model=head(tmp_path, outside="w.bin"), decoder="grid", labels=["a"])
-    assert "end at byte 1152 of" in problem
-    assert "which has 100" in problem
+class Full(OnnxRuntime):
+    """A backend with memory for one DNN only."""
+
+    dnns = 0
+
+    def prepare_graph(self, *arguments: Any) -> tuple[Stage, ...]:
+        Full.dnns += 1
+        if Full.dnns > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a capacity of ...")
+        return super().prepare_graph(*arguments)
 
 
-def test_offline_verbs_reject_another_class_count_too() -> None:
-    with pytest.raises(ModelError, match="num_classes is 7, but builtin:object has 2 classes"):
-        load_network("builtin:object", num_classes=7)
+def test_out_of_memory_names_the_dnn_and_the_request_and_fewer_dnns_can_be_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("multi_dnn_ros.serving.build.choose_backend", lambda *args, **kwargs: Full())
+    with pytest.raises(ConfigError) as raised:
+        build(settings())
+    message = str(raised.value)
+    assert message.startswith("dnn.x: builtin:object does not fit into the memory of cpu: a request for 1.50 GiB")
+    assert "parameter dnns" in message
+    assert raised.value.__context__ is None  # its traceback would keep the memory allocated
+    Full.dnns = 0
+    assert [task.name for task in build(settings({"dnns": ["object"]})).tasks] == ["object"]

@@ -283,6 +283,8 @@ def test_files_and_folders_that_do_not_exist_are_named(tmp_path: Path) -> None:
     assert missing_file("dnn.object.model", str(file)) == ""
     assert "there is no such folder" in missing_file("dnn.object.calibration_images", str(file))
     assert "the home folder of this user is not known" in missing_file("dnn.object.model", "~nobody here/a.onnx")
-    assert missing_file("dnn.object.check_images", 300 * "a").endswith("the folder cannot be found: File name too long")
-    for name, value in (("model", "builtin:object"), ("weights", "COCO_V1"), ("check_images", ""), ("labels", ["a"])):
+    long = missing_file("dnn.object.calibration_images", 300 * "a")
+    assert long.endswith("the folder cannot be found: File name too long")
+    absent = {"model": "builtin:object", "weights": "COCO_V1", "calibration_images": "", "labels": ["a"]}
+    for name, value in absent.items():
         assert missing_file(f"dnn.object.{name}", value) == ""

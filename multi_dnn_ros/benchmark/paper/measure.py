@@ -19,8 +19,7 @@ from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.serving.choices import default_workers
-from multi_dnn_ros.serving.memory import freeze_heap
-from multi_dnn_ros.serving.thread_switching import short_switch_interval
+from multi_dnn_ros.serving.process_settings import freeze_heap, short_switch_interval
 
 _PREPARE_LIMIT_S, _ANSWER_LIMIT_S = 900.0, 120.0
 #: Time between the request to run and the window, so that every process has received it and is warm.

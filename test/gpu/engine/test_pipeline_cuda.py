@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -171,17 +169,3 @@ def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(
         assert len(found.scores) == len(expected.scores) > 0
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
         np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=0.1)
-
-
-@pytest.mark.parametrize("precision", ["auto", "fp32", "fp16"])
-def test_a_dnn_is_compared_with_itself_on_the_cpu(precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Also with a precision whose jobs share their parameters with the DNN: preparing moves them to the GPU."""
-    needs(precision, "cuda_graph")
-    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    assert cv2.imwrite(str(tmp_path / "0.png"), image)
-    flat = {"device": "cuda:0", "dnns": ["lane"], "dnn.lane.precision": precision}
-    flat |= {"dnn.lane.check_images": str(tmp_path), "dnn.lane.check_agreement": 0.0}
-    with caplog.at_level(logging.INFO):
-        build(to_config(flat))
-    told = f"dnn.lane with precision {precision}, compared with builtin:lane in float32 on 1 image(s) of {tmp_path}: "
-    assert told in caplog.text

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from multi_dnn_ros.serving.pinned import PinnedImages
-from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotMemory, SlotPool
+from multi_dnn_ros.serving.shared_memory import PinnedImages, Slot, SlotLayout, SlotMemory, SlotPool
 
 GPU = torch.device("cuda", 0)
 SIZES = ((48, 64), (720, 1280), (480, 640), (1080, 1920))

@@ -1,4 +1,4 @@
-"""Images and large results in memory that the node's process and the engine processes share.
+"""Memory that the node's process and the engine processes share: images and large results, and the state of an engine.
 
 The memory is anonymous (memfd): the kernel frees it with the last process that maps it, however that process ends. It
 is sparse: a page that was never written takes no memory, so a slot has the size of the largest allowed image
@@ -7,18 +7,29 @@ is sparse: a page that was never written takes no memory, so a slot has the size
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.engine.reports import Observer
 from multi_dnn_ros.settings.schema import NodeConfig
 
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
 _CHANNELS = 3
+#: Columns of an engine's state; the start of each DNN's job follows.
+_HEARTBEAT, _ALLOCATED, _RESERVED, _FIRST_DNN = range(4)
 
 
 def create_memory(name: str, size: int) -> int:
@@ -30,6 +41,9 @@ def create_memory(name: str, size: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+# -- images and results
 
 
 @dataclass(frozen=True)
@@ -151,3 +165,120 @@ def open_pools(config: NodeConfig) -> dict[str, SlotPool]:
 
 def _whole_pages(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class PinnedImages:
+    """In an engine: registers the memory of images with CUDA, once per address and size, so that they are uploaded
+    without another copy; PyTorch then treats it as pinned.
+
+    Several threads may use it, each for its own slots. No effect on a CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._bytes: dict[int, int] = {}  # by address, the registered bytes
+        self._usable = device.type == "cuda"
+
+    def pin(self, image: npt.NDArray[np.uint8]) -> None:
+        """Register the memory of an image, (H, W, 3) uint8, at the beginning of a slot (page-aligned).
+
+        If CUDA rejects it, a warning is logged once, and images are copied to pinned memory instead.
+        """
+        if not self._usable:
+            return
+        import torch
+
+        address, size = image.ctypes.data, image.nbytes
+        registered = self._bytes.get(address, 0)
+        if registered >= size:
+            return
+        torch.cuda.set_device(self._device)  # per thread
+        runtime = torch.cuda.cudart()
+        if registered:  # no upload from this memory is in progress, because it contains a new image
+            runtime.cudaHostUnregister(address)
+            del self._bytes[address]
+        if int(error := runtime.cudaHostRegister(address, size, 0)):
+            self._usable = False
+            log.warning("cudaHostRegister of %d bytes failed (%s): images are copied before their upload", size, error)
+        else:
+            self._bytes[address] = size
+
+    def close(self) -> None:
+        """Unregister all memory. No upload may be in progress."""
+        for address in self._bytes:
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._bytes.clear()
+
+
+# -- the state of an engine
+
+
+def create_state(dnns: Sequence[str]) -> int:
+    """File descriptor of new memory for an EngineState; the caller closes it. Raises OSError."""
+    return create_memory("state", 8 * (_FIRST_DNN + len(dnns)))
+
+
+class EngineState(Observer):
+    """What an engine is computing, written by it and readable by the node's process when it hangs or has ended.
+
+    It is one row of int64; times are nanoseconds on the monotonic clock, which all processes share. An aligned 8-byte
+    store is atomic. fd: the memory, from :func:`create_state`.
+
+    on_failed: called in the engine with the error of the device.
+    """
+
+    def __init__(
+        self, dnns: Sequence[str], fd: int, on_failed: Callable[[BaseException], None] = lambda error: None
+    ) -> None:
+        self.dnns = tuple(dnns)
+        self._row = np.frombuffer(mmap.mmap(fd, 8 * (_FIRST_DNN + len(dnns))), dtype=np.int64)
+        self._columns = {name: column for column, name in enumerate(dnns, start=_FIRST_DNN)}
+        self._running = dict.fromkeys(dnns, 0)
+        self._lock = threading.Lock()
+        self.on_failed = on_failed
+
+    def beat(self) -> None:
+        """Record that the engine is able to run Python code."""
+        self._row[_HEARTBEAT] = time.monotonic_ns()
+
+    def set_gpu_memory(self, allocated_bytes: int, reserved_bytes: int) -> None:
+        self._row[_ALLOCATED], self._row[_RESERVED] = allocated_bytes, reserved_bytes
+
+    def began(self, dnn: str) -> None:
+        self._count(dnn, 1)
+
+    def ended(self, dnn: str) -> None:
+        """A GPU runs the operations of a DNN in order: the next one has only just started; its time counts from now."""
+        self._count(dnn, -1)
+
+    def device_failed(self, dnn: str, error: BaseException) -> None:
+        self.on_failed(error)
+
+    def _count(self, dnn: str, change: int) -> None:
+        with self._lock:
+            self._running[dnn] += change
+            if change < 0 or self._running[dnn] == 1:
+                self._row[self._columns[dnn]] = time.monotonic_ns() if self._running[dnn] else 0
+
+    # -- in the node's process
+
+    def heartbeat_ns(self) -> int:
+        """Time of the last heartbeat; 0: there was none yet."""
+        return int(self._row[_HEARTBEAT])
+
+    def gpu_memory(self) -> dict[str, int]:
+        """By name with the unit; empty without a GPU."""
+        if not self._row[_RESERVED]:
+            return {}
+        allocated, reserved = int(self._row[_ALLOCATED]), int(self._row[_RESERVED])
+        return {"GPU allocated (bytes)": allocated, "GPU reserved (bytes)": reserved}
+
+    def running_jobs(self) -> dict[str, int]:
+        """By DNN, the start of its running job; DNNs without one are left out."""
+        return {name: since for name, column in self._columns.items() if (since := int(self._row[column]))}
+
+    def close(self) -> None:
+        """Free the memory and the descriptor that mmap keeps; the last values remain readable."""
+        self._row = self._row.copy()
