@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import logging
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from pickle import Pickler
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.common.errors import summarize_error
@@ -17,14 +15,7 @@ from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.planning.fit import Demand, Fit
-from multi_dnn_ros.planning.frame_times import (
-    HEIGHT,
-    WIDTH,
-    FrameTimes,
-    measure_times,
-    run_on_black,
-    single_image,
-)
+from multi_dnn_ros.planning.frame_times import HEIGHT, WIDTH, FrameTimes, measure_times, run_on_black, single_image
 from multi_dnn_ros.serving.choices import timing_target
 from multi_dnn_ros.serving.descriptions import Build, DnnDescription, EngineDescription, ResultDescription
 from multi_dnn_ros.serving.process_settings import freeze_heap
@@ -36,8 +27,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.serving.tasks import Pipeline
-
-log = logging.getLogger(__name__)
 
 #: (DNN, where it runs, number of other DNNs that run at the same time) -> milliseconds of one image, without
 #: preprocessing and decoding, and the reasons why they cannot be predicted.
@@ -88,24 +77,12 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
 
 
 def _check_sendable(result: Any) -> None:
-    """Raise ExtensionError if `result` cannot be pickled or holds objects of PyTorch.
-
-    Unpickling these would import PyTorch in the node's process: its memory grows from 85 to 543 MiB.
-    """
+    """Raise ExtensionError if `result` cannot be pickled."""
     try:
-        _TorchFreePickler(io.BytesIO(), protocol=5).dump(result)
+        pickle.dumps(result, protocol=5)
     except Exception as error:  # whatever the methods of the result's classes raise
         text = f"its result, of type {type(result).__module__}.{type(result).__qualname__}, cannot be sent to the node"
         raise ExtensionError(f"{text}: {summarize_error(error)}; allowed: NumPy arrays and plain values") from error
-
-
-class _TorchFreePickler(Pickler):
-    def persistent_id(self, pickled: Any) -> None:
-        """Called by pickle with every object, class and function before it is pickled."""
-        module = getattr(pickled, "__module__", None)
-        if isinstance(module, str) and module.partition(".")[0] == "torch":
-            name = getattr(pickled, "__name__", type(pickled).__name__)
-            raise TypeError(f"it holds an object of PyTorch: {module}.{name}")
 
 
 def measure_fit(

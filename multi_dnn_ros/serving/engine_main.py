@@ -29,13 +29,12 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.process_settings import release_memory, short_switch_interval, with_memory_limit
-from multi_dnn_ros.serving.shared_memory import EngineState, Slot, SlotMemory
+from multi_dnn_ros.serving.shared_memory import EngineState, PinnedImages, Slot, SlotMemory
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
-    from multi_dnn_ros.serving.shared_memory import PinnedImages
     from multi_dnn_ros.serving.tasks import Pipeline
 
 log = logging.getLogger(__name__)
@@ -138,10 +137,14 @@ class EngineProgram:
         if background:
             keep_priority()  # for the threads of ONNX Runtime, which run the DNNs later
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)
-        part = request.config.model_copy(update={"dnns": {name: request.config.dnns[name] for name in request.dnns}})
-        self._config = part.model_copy(deep=True)
+        dnns = {name: request.config.dnns[name] for name in request.dnns}
+        self._config = config = request.config.model_copy(update={"dnns": dnns}).model_copy(deep=True)
+
+        def report(text: str) -> None:
+            self._channel.send(messages.Progress(text))
+
         try:
-            pipeline, description = configure(part, request.build, self._report, measure_capacity=not background)
+            pipeline, description = configure(config, request.build, report, measure_capacity=not background)
             self._start(pipeline)
             self._channel.send(description)
         except messages.Disconnected:  # cancelled, in the node's process
@@ -151,25 +154,21 @@ class EngineProgram:
                 self._fail(f"while configuring: {summarize_error(error)}")
             self._channel.send(messages.Refused(*describe_failure(error)))
 
-    def _report(self, text: str) -> None:
-        self._channel.send(messages.Progress(text))
-
     def _start(self, pipeline: Pipeline) -> None:
+        """In a function of its own, because after a failure no variable may keep the engine alive."""
         from multi_dnn_ros.engine.engine import Engine
-        from multi_dnn_ros.serving.shared_memory import PinnedImages
 
         assert self._config is not None
-        config = self._config
         engine = Engine(
             pipeline.tasks,
             on_result=self._on_result,
             on_drop=self._on_drop,
             on_failure=self._channel.send,
             workers=pipeline.workers,
-            policy=config.policy,
+            policy=self._config.policy,
             device=pipeline.device,
-            max_failures=config.max_failures,
-            aging_ns=round(config.aging_ms * 1e6),
+            max_failures=self._config.max_failures,
+            aging_ns=round(self._config.aging_ms * 1e6),
             observer=self._state,
         )
         with self._starting:
@@ -196,7 +195,6 @@ class EngineProgram:
 
     def _offer(self, offer: messages.Offer) -> None:
         assert self._engine is not None
-        assert self._pipeline is not None
         assert self._pins is not None
         slot = Slot(self._slots[offer.camera], offer.slot)
         image = slot.image(offer.height, offer.width)

@@ -14,14 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, TypeVar
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+from multi_dnn_ros.serving.shared_memory import Slot
 from multi_dnn_ros.serving.statistics import DnnCameraStatistics
 
 #: How much earlier than due an image is accepted, as a share of the period of max_rate_hz. Without this tolerance,
@@ -37,14 +35,6 @@ _SAMPLES = 4096
 _NUMBERS = itertools.count(1)
 
 Server = TypeVar("Server")
-
-
-class Buffer(Protocol):
-    """Memory of an image; see :class:`multi_dnn_ros.serving.shared_memory.Slot`."""
-
-    def output(self, dnn: str) -> npt.NDArray[np.uint8]: ...
-
-    def release(self) -> None: ...
 
 
 @dataclass
@@ -68,7 +58,7 @@ class _OpenFrame:
     """
 
     frame: Frame
-    buffer: Buffer
+    buffer: Slot
     unanswered: set[str]
     readers: dict[str, object]
     holds: int
@@ -192,7 +182,7 @@ class Ledger:
     # -- frames that are handed to an engine
 
     def open(
-        self, frame: Frame, buffer: Buffer, dnns: Collection[str], route: Callable[[str], Server | None]
+        self, frame: Frame, buffer: Slot, dnns: Collection[str], route: Callable[[str], Server | None]
     ) -> tuple[int, dict[Server | None, list[str]]]:
         """An image is in `buffer`, for at least one DNN. Returns its number, and the DNNs by the engine to send it to.
 
@@ -216,7 +206,7 @@ class Ledger:
         with self._lock:
             return any(reader is engine for entry in self._frames.values() for reader in entry.readers.values())
 
-    def buffer(self, number: int, dnn: str, engine: object) -> Buffer | None:
+    def buffer(self, number: int, dnn: str, engine: object) -> Slot | None:
         """The buffer of a frame; None if this engine has no such frame of the DNN."""
         with self._lock:
             entry = self._frames.get(number)
@@ -260,7 +250,8 @@ class Ledger:
             with self._lock:
                 for number, entry in list(self._frames.items()):
                     for dnn in [dnn for dnn, reader in entry.readers.items() if reader is engine]:
-                        self._stop_reading(number, entry, dnn)
+                        del entry.readers[dnn]
+                        self._let_go(number, entry)
 
     def drop_unanswered(
         self, reason: DropReason, message: str, of: Callable[[object], bool] = lambda engine: True
@@ -340,12 +331,9 @@ class Ledger:
         first = dnn in entry.unanswered
         entry.unanswered.discard(dnn)
         if engine is not None and entry.readers.get(dnn) is engine:
-            self._stop_reading(number, entry, dnn)
+            del entry.readers[dnn]
+            self._let_go(number, entry)
         return entry if first else None
-
-    def _stop_reading(self, number: int, entry: _OpenFrame, dnn: str) -> None:
-        del entry.readers[dnn]
-        self._let_go(number, entry)
 
     def _let_go(self, number: int, entry: _OpenFrame) -> None:
         entry.holds -= 1

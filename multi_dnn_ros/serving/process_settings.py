@@ -32,8 +32,8 @@ _SWITCH_INTERVAL_S = 0.0005
 _MIN_ADDRESS_SPACE_BYTES = 1 << 30
 
 
-def configure_malloc() -> bool:
-    """Make malloc reuse image-sized blocks instead of returning each one to the system.
+def configure_malloc() -> None:
+    """Make malloc reuse image-sized blocks instead of returning each one to the system, where it is glibc's.
 
     By default glibc maps blocks above an adaptive threshold (128 kB to 32 MB) separately and returns free memory at the
     end of the heap. Each image then causes a page fault every 4 kB, which is half of the CPU time of receiving it. With
@@ -41,15 +41,12 @@ def configure_malloc() -> bool:
 
     All threads share one arena. With an arena of its own, each thread would keep the memory of the images that it has
     freed, and the process would grow by an image now and then.
-
-    Returns False if the C library has no such settings (musl, macOS) or rejects them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    # Set both thresholds: setting either disables glibc's adaptation of the other.
-    settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD), (_M_ARENA_MAX, 1))
-    return all(mallopt(*setting) for setting in settings)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
+    if mallopt is not None:  # both thresholds: setting either disables glibc's adaptation of the other
+        settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD), (_M_ARENA_MAX, 1))
+        for setting in settings:
+            mallopt(*setting)
 
 
 def return_free_memory() -> None:

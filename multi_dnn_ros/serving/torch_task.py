@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Shared, Stage
+from multi_dnn_ros.backends import Backend, Shared
 from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
 from multi_dnn_ros.backends.capture import capture_on
 from multi_dnn_ros.backends.captured_network import CapturedNetwork, Network, as_network
@@ -45,22 +45,24 @@ def plan_and_make_torch_task(
 
 
 def make_torch_task(
-    dnn: Dnn,
-    settings: DnnConfig,
-    cameras: tuple[str, ...],
-    backend: Backend,
-    device: torch.device,
-    plan: JobPlan,
+    dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device, plan: JobPlan
 ) -> DnnTask:
     """Cut one DNN into jobs and prepare them, for all batch sizes that its parameters and cameras allow.
 
-    plan: how to cut the DNN. Raises ConfigError.
+    plan: how to cut the DNN; for a batch into as many stages, by estimated costs. Raises ConfigError.
     """
-    device = as_torch(device)
-    stages = cut_graph(_traced(dnn, settings), plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
+    device, example = as_torch(device), dnn.example_inputs()
+    try:
+        traced = trace(dnn.module, example, fold_batch_norm=True)
+    except TraceError as error:
+        raise ConfigError(f"dnn.{dnn.name}: {settings.model} cannot be cut into jobs: {error}") from error
+    stages = cut_graph(traced, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
-        chains[size] = _cut_for_batch(dnn, settings, size, len(stages))
+        try:
+            chains[size] = cut_module(dnn.module, repeat_inputs(example, size), len(stages), fold_batch_norm=True)
+        except TraceError as error:
+            raise batch_error(dnn, settings, f"with {size} images, {error}") from None
     parts = dnn.results.in_two_parts() if device.type == "cuda" else None
     gate = Gate() if device.type == "cuda" else None
     reduce = None if parts is None else parts.condense
@@ -68,16 +70,23 @@ def make_torch_task(
     task = replace(plain_task(dnn, settings, cameras, dnn.inputs), gate=gate)
     if parts is not None:
         task = replace(task, decode=parts.decode)
+    tolerance = PRECISIONS[settings.precision].tolerance(device)
     with computing_on(device, settings.sms):
-        ready = _prepare(dnn, settings, chains, backend, device, shared)
+        if len(chains) == 1:
+            ready = {1: backend.prepare(stages, example, device, shared)}
+        else:
+            try:
+                ready = prepare_batches(backend, chains, example, device, tolerance, shared)
+            except BatchError as error:
+                raise batch_error(dnn, settings, str(error)) from None
         if device.type != "cuda":
             return replace(
                 task, stages=ready[1], batches={size: chain for size, chain in ready.items() if size > 1},
                 single_launch=single_launches(ready), remaining_ns=plan.remaining_ns(stages),
             )  # fmt: skip
         networks = {size: as_network(chain, size, reduce) for size, chain in ready.items()}
-        graph = _preprocess_graph(dnn, settings, networks[1], device)
-        inputs = tuple(tensor.to(device) for tensor in dnn.example_inputs())
+        graph = _preprocess_graph(dnn, settings, networks[1])
+        inputs = tuple(tensor.to(device) for tensor in example)
         with torch.inference_mode():
             took_ms = gpu_ms(lambda: networks[1].launch(inputs))
     return replace(
@@ -87,43 +96,10 @@ def make_torch_task(
     )  # fmt: skip
 
 
-def _traced(dnn: Dnn, settings: DnnConfig) -> torch.fx.GraphModule:
-    try:
-        return trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
-    except TraceError as error:
-        raise ConfigError(f"dnn.{dnn.name}: {settings.model} cannot be cut into jobs: {error}") from error
-
-
-def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
-    """The stages for a batch: as many as for one image, cut by estimated costs."""
-    try:
-        return cut_module(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
-    except TraceError as error:
-        raise batch_error(dnn, settings, f"with {images} images, {error}") from None
-
-
-def _prepare(
-    dnn: Dnn,
-    settings: DnnConfig,
-    chains: Mapping[int, Sequence[torch.nn.Module]],
-    backend: Backend,
-    device: torch.device,
-    shared: Shared,
-) -> dict[int, tuple[Stage, ...]]:
-    """The prepared stages by batch size."""
-    inputs = dnn.example_inputs()
-    if len(chains) == 1:
-        return {1: backend.prepare(chains[1], inputs, device, shared)}
-    tolerance = PRECISIONS[settings.precision].tolerance(device)
-    try:
-        return prepare_batches(backend, chains, inputs, device, tolerance, shared)
-    except BatchError as error:
-        raise batch_error(dnn, settings, str(error)) from None
-
-
-def _preprocess_graph(dnn: Dnn, settings: DnnConfig, network: Network, device: torch.device) -> PreprocessGraph | None:
+def _preprocess_graph(dnn: Dnn, settings: DnnConfig, network: Network) -> PreprocessGraph | None:
     """Captured preprocessing, if `capture_preprocess` is set and the network is a CUDA graph."""
     if not settings.capture_preprocess or not isinstance(network, CapturedNetwork):
         return None
-    enqueue = enqueue_on(network.inputs[0].device)
+    device = network.inputs[0].device
+    enqueue = enqueue_on(device)
     return PreprocessGraph(dnn.inputs, network.inputs, capture_on(device), enqueue.copy, enqueue.copy_from_host)
