@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +55,7 @@ class Provider:
     fallbacks: names of the providers for operators that it lacks; the CPU's is always the last. targets: its own
     devices that can be named. standard_operators: whether it needs operators of the ONNX standard; False: it also reads
     those that ONNX Runtime has for this CPU. optimize: whether ONNX Runtime optimizes the session for it. compiles:
-    whether it compiles the network, so that the result is cached. library: ONNX Runtime's library file for it, which
-    may fail to load.
+    whether it compiles the network, so that the result is cached.
     """
 
     name: str
@@ -70,7 +68,6 @@ class Provider:
     standard_operators: bool = True
     optimize: bool = True
     compiles: bool = False
-    library: str = ""
 
 
 class ProviderError(ValueError):
@@ -123,16 +120,14 @@ PROVIDERS: Mapping[str, Provider] = {
     for provider in (
         Provider(
             "tensorrt", "TensorrtExecutionProvider", ("cuda",), ("auto", "fp16"), _tensorrt_options,
-            fallbacks=("cuda",), compiles=True, library="libonnxruntime_providers_tensorrt.so",
+            fallbacks=("cuda",), compiles=True
         ),
         Provider(
-            "cuda", "CUDAExecutionProvider", ("cuda",), ("auto", "fp32", "fp16"), _cuda_options,
-            library="libonnxruntime_providers_cuda.so",
+            "cuda", "CUDAExecutionProvider", ("cuda",), ("auto", "fp32", "fp16"), _cuda_options
         ),
         Provider(
             "openvino", "OpenVINOExecutionProvider", ("cpu",), ("auto", "fp32"), _openvino_options,
-            targets=("cpu", "gpu", "npu"), optimize=False, compiles=True,
-            library="libonnxruntime_providers_openvino.so",
+            targets=("cpu", "gpu", "npu"), optimize=False, compiles=True
         ),
         Provider(
             "cpu", "CPUExecutionProvider", ("cpu",), ("auto", "fp32", "int8"), _no_options, standard_operators=False
@@ -270,36 +265,15 @@ def make_session(model: Any, options: Any, choice: Choice, request: SessionReque
     onnxruntime.set_default_logger_severity(4)  # a provider that is left out is reported by our own message
     try:
         session = onnxruntime.InferenceSession(content, options, providers=listed, enable_fallback=0)
-    except Exception as error:
-        if problem := _library_problem(choice):
-            raise ProviderError(f"execution provider {choice.text} cannot be loaded for {dnn}: {problem}") from error
-        raise
     finally:
         onnxruntime.set_default_logger_severity(2)
     if choice.provider.key not in session.get_providers():
-        raise ProviderError(f"execution provider {choice.text} cannot be loaded for {dnn}: {_load_problem(choice)}")
+        device = f" {choice.target}" if choice.target else ""
+        raise ProviderError(
+            f"execution provider {choice.text} cannot be loaded for {dnn}: its device{device}, a library or the driver "
+            "for it is missing"
+        )
     return session
-
-
-def _load_problem(choice: Choice) -> str:
-    """Why ONNX Runtime left a provider out."""
-    device = f" {choice.target}" if choice.target else ""
-    return _library_problem(choice) or f"its device{device} or the driver for it is missing"
-
-
-def _library_problem(choice: Choice) -> str:
-    """Why the provider's library does not load; "" if it does. Only for a provider that ONNX Runtime has tried to load,
-    because a library that is loaded before that does not find ONNX Runtime.
-    """
-    import onnxruntime
-
-    library = Path(onnxruntime.__file__).parent / "capi" / choice.provider.library
-    if choice.provider.library and library.is_file():
-        try:
-            ctypes.CDLL(str(library))
-        except OSError as error:
-            return str(error)
-    return ""
 
 
 def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:
@@ -309,8 +283,6 @@ def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: st
     checksum = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     setup = {"provider": choice.text, "precision": request.precision}
     machine = hardware_facts(request.device)
-    if choice.provider.name == "tensorrt":
-        machine["tensorrt"] = _tensorrt_version()
     if request.device.type == "cpu":
         setup["threads"] = str(request.threads)
     return COMPILED.entry(Key(checksum, setup, machine, dnn))
@@ -330,13 +302,3 @@ def hardware_facts(device: torch.device) -> dict[str, str]:
         capability = f"{properties.major}.{properties.minor}"
         return {"gpu": properties.name, "compute capability": capability, "cuda": str(torch.version.cuda), **facts}
     return {"cpu": cpu_model(), **facts}
-
-
-def _tensorrt_version() -> str:
-    """Version of the library that ONNX Runtime's provider loads; "unknown" if there is none."""
-    for major in (10, 11, 9, 8):
-        try:
-            return str(ctypes.CDLL(f"libnvinfer.so.{major}").getInferLibVersion())
-        except (OSError, AttributeError):
-            continue
-    return "unknown"

@@ -239,21 +239,15 @@ def _key(model: onnx.ModelProto, inputs: Sequence[Tensors], heads: bool) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the library's messages to the root logger, and numpy's warnings about ranges that are NaN."""
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return "onnxruntime" not in record.pathname
+
     root = logging.getLogger()
-    filtered = _WithoutQuantization()
-    for handler in root.handlers:
-        handler.addFilter(filtered)
-    root.addFilter(filtered)
+    root.addFilter(is_of_others)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        root.removeFilter(filtered)
-        for handler in root.handlers:
-            handler.removeFilter(filtered)
-
-
-class _WithoutQuantization(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "onnxruntime" not in record.pathname
+        root.removeFilter(is_of_others)

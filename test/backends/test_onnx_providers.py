@@ -170,8 +170,8 @@ def test_a_provider_that_does_not_load_is_one_line_and_the_next_one_runs(
     with caplog.at_level(logging.WARNING):
         ready = prepare("openvino:gpu", "cpu")
     assert [record.message for record in caplog.records] == [
-        "lane does not run on openvino:gpu: execution provider openvino:gpu cannot be loaded for lane: its device gpu "
-        "or the driver for it is missing"
+        "lane does not run on openvino:gpu: execution provider openvino:gpu cannot be loaded for lane: its device "
+        "gpu, a library or the driver for it is missing"
     ]
     assert ready[0].choice.text == "cpu"
     assert agrees(ready)

@@ -7,7 +7,7 @@ conversion. Only what the models of docs/models.md need is here: ONNX Runtime se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +24,10 @@ with optional("an ONNX file"):
     from onnx2torch.utils.common import OnnxMapping, OnnxToTorchModule, OperationConverterResult
 
 Converter = Callable[[OnnxNode, OnnxGraph], OperationConverterResult]
+#: An operator with its options, as a function of its tensors.
+Function = Callable[..., Any]
 
-_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+_REDUCTIONS: dict[str, Function] = {
     "ReduceSum": torch.sum,
     "ReduceMean": torch.mean,
     "ReduceMax": torch.amax,
@@ -40,30 +42,69 @@ _INTERPOLATIONS = {("nearest", 1): "nearest", ("nearest", 2): "nearest", ("linea
 
 
 class Operator(nn.Module, OnnxToTorchModule):
-    """An operator as a layer without weights: a function of tensors with fixed options."""
+    """An operator as a layer without weights. name: of the operator."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, function: Function, name: str) -> None:
         super().__init__()
         self.function = function
-        self.options = options
+        self.name = name
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs, **self.options)
+        return self.function(*inputs)
 
     def extra_repr(self) -> str:
-        return self.function.__name__.strip("_")
+        return self.name
 
 
-def converter(*operators: str) -> Callable[[Converter], Converter]:
-    """Decorator: register for every version of the named standard operators, in place of onnx2torch's own."""
+class _Node:
+    """A node and the graph that it is in."""
 
-    def register(function: Converter) -> Converter:
+    def __init__(self, node: OnnxNode, graph: OnnxGraph) -> None:
+        self.node, self.graph = node, graph
+        self.inputs: tuple[str, ...] = tuple(node.input_values)
+        self.operator: str = node.operation_type
+
+    def attribute(self, name: str, default: Any) -> Any:
+        return self.node.attributes.get(name, default)
+
+    def constant(self, name: str, index: int) -> Any:
+        """A value that early opsets have as the attribute `name`, later ones as input number `index`: a list or a
+        number. None: it is not given. Raises NotImplementedError if the input is not a constant.
+        """
+        if name in self.node.attributes:
+            return self.node.attributes[name]
+        if len(self.inputs) <= index or not self.inputs[index]:
+            return None
+        if self.inputs[index] not in self.graph.initializers:
+            raise self.refusal(f"input {index} ({self.inputs[index]!r}) is computed by the network")
+        return self.graph.initializers[self.inputs[index]].to_torch().tolist()
+
+    def number(self, name: str, index: int) -> Any:
+        """As `constant`, for a single number, which may be stored as a list."""
+        value = self.constant(name, index)
+        return value[0] if isinstance(value, list) else value
+
+    def refusal(self, problem: str) -> NotImplementedError:
+        return NotImplementedError(f"operator {self.operator} (node {self.node.name!r}): {problem}")
+
+
+def converter(*operators: str, tensors: int | None = 1) -> Callable[[Callable[[_Node], Function]], None]:
+    """Decorator: register for every version of the named standard operators, in place of onnx2torch's own.
+
+    tensors: number of inputs that the function takes, the others being constants; None: all.
+    """
+
+    def register(function_of: Callable[[_Node], Function]) -> None:
+        def convert(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
+            names = tuple(node.input_values[:tensors])
+            operator = Operator(function_of(_Node(node, graph)), node.operation_type)
+            return OperationConverterResult(operator, OnnxMapping(names, tuple(node.output_values)))
+
         for operator in operators:
             for version in _VERSIONS.get(operator, ()):
                 # add_converter refuses to replace an entry, and there is no public way to remove one.
                 registry._CONVERTER_REGISTRY.pop(_entry(operator, version), None)
-                registry.add_converter(operation_type=operator, version=version)(function)
-        return function
+                registry.add_converter(operation_type=operator, version=version)(convert)
 
     return register
 
@@ -84,247 +125,166 @@ def _versions() -> dict[str, list[int]]:
 _VERSIONS = _versions()
 
 
-def _result(
-    node: OnnxNode, function: Callable[..., Any], inputs: Sequence[str] | None = None, **options: Any
-) -> OperationConverterResult:
-    """The result of a converter: `function` on the tensors `inputs` (all of the node's by default) with `options`."""
-    names = tuple(node.input_values if inputs is None else inputs)
-    return OperationConverterResult(Operator(function, options), OnnxMapping(names, tuple(node.output_values)))
-
-
-def _constant(node: OnnxNode, graph: OnnxGraph, name: str, index: int) -> Any:
-    """A value that early opsets have as the attribute `name`, later ones as input number `index`: a list or a number.
-
-    None: it is not given. Raises NotImplementedError if the input is not a constant.
-    """
-    if name in node.attributes:
-        return node.attributes[name]
-    if len(node.input_values) <= index or not node.input_values[index]:
-        return None
-    value = node.input_values[index]
-    if value not in graph.initializers:
-        raise NotImplementedError(
-            f"operator {node.operation_type} (node {node.name!r}): input {index} ({value!r}) is computed by the "
-            "network; allowed: a constant"
-        )
-    return graph.initializers[value].to_torch().tolist()
-
-
-def _number(node: OnnxNode, graph: OnnxGraph, name: str, index: int) -> Any:
-    """As `_constant`, for a single number, which may be stored as a list."""
-    value = _constant(node, graph, name, index)
-    return value[0] if isinstance(value, list) else value
-
-
-def _reshape(source: torch.Tensor, sizes: list[int], allow_zero: bool) -> torch.Tensor:
-    return source.reshape([source.shape[i] if size == 0 and not allow_zero else size for i, size in enumerate(sizes)])
-
-
 @converter("Reshape")
-def _convert_reshape(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    sizes, allow_zero = _constant(node, graph, "shape", 1), bool(node.attributes.get("allowzero", 0))
-    return _result(node, _reshape, node.input_values[:1], sizes=sizes, allow_zero=allow_zero)
-
-
-def _expand(source: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    return source.expand(torch.broadcast_shapes(source.shape, tuple(sizes)))
+def _reshape(node: _Node) -> Function:
+    sizes, allow_zero = node.constant("shape", 1), node.attribute("allowzero", 0)
+    return lambda source: source.reshape(
+        [source.shape[axis] if size == 0 and not allow_zero else size for axis, size in enumerate(sizes)]
+    )
 
 
 @converter("Expand")
-def _convert_expand(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(node, _expand, node.input_values[:1], sizes=_constant(node, graph, "shape", 1))
-
-
-def _slice(source: torch.Tensor, ranges: list[tuple[int, int, int, int]]) -> torch.Tensor:
-    """ranges: (axis, start, end, step), with the meaning of Python's slices."""
-    for axis, start, end, step in ranges:
-        length = source.shape[axis]
-        if step < 0:
-            # In the reversed axis, index i is length - 1 - i.
-            first, last, _ = slice(start, end, step).indices(length)
-            source = source.flip(axis)
-            start, end, step = length - 1 - first, length - 1 - last, -step
-        index: list[slice] = [slice(None)] * source.ndim
-        index[axis] = slice(*slice(start, end, step).indices(length))
-        source = source[tuple(index)]
-    return source
+def _expand(node: _Node) -> Function:
+    sizes = tuple(node.constant("shape", 1))
+    return lambda source: source.expand(torch.broadcast_shapes(source.shape, sizes))
 
 
 @converter("Slice")
-def _convert_slice(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    starts, ends = _constant(node, graph, "starts", 1), _constant(node, graph, "ends", 2)
-    axes = _constant(node, graph, "axes", 3) or list(range(len(starts)))
-    steps = _constant(node, graph, "steps", 4) or [1] * len(starts)
-    ranges = list(zip(axes, starts, ends, steps, strict=True))
-    return _result(node, _slice, node.input_values[:1], ranges=ranges)
+def _slice(node: _Node) -> Function:
+    starts, ends = node.constant("starts", 1), node.constant("ends", 2)
+    axes = node.constant("axes", 3) or list(range(len(starts)))
+    steps = node.constant("steps", 4) or [1] * len(starts)
 
+    def call(source: torch.Tensor) -> torch.Tensor:
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+            length = source.shape[axis]
+            if step < 0:
+                # In the reversed axis, index i is length - 1 - i.
+                first, last, _ = slice(start, end, step).indices(length)
+                source = source.flip(axis)
+                start, end, step = length - 1 - first, length - 1 - last, -step
+            index: list[slice] = [slice(None)] * source.ndim
+            index[axis] = slice(*slice(start, end, step).indices(length))
+            source = source[tuple(index)]
+        return source
 
-def _pad(source: torch.Tensor, pads: list[int], mode: str, value: float) -> torch.Tensor:
-    return F.pad(source, pads, mode, value if mode == "constant" else None)
+    return call
 
 
 @converter("Pad")
-def _convert_pad(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    pads = _constant(node, graph, "pads", 1)
+def _pad(node: _Node) -> Function:
+    pads = node.constant("pads", 1)
     axes = len(pads) // 2
     flat = [pads[side * axes + axis] for axis in reversed(range(axes)) for side in (0, 1)]
-    mode = {"edge": "replicate"}.get(node.attributes.get("mode", "constant"), node.attributes.get("mode", "constant"))
-    if _constant(node, graph, "axes", 3) is not None or mode not in ("constant", "reflect", "replicate"):
-        raise NotImplementedError(f"operator Pad (node {node.name!r}): mode {mode!r}, or pads of some axes only")
-    if mode != "constant":  # which PyTorch has for the axes after batch and channels only
-        if any(flat[-4:]):
-            raise NotImplementedError(f"operator Pad (node {node.name!r}): mode {mode!r} of batch or channels")
-        flat = flat[:-4]
-    value = _number(node, graph, "value", 2) or 0.0
-    return _result(node, _pad, node.input_values[:1], pads=flat, mode=mode, value=value)
-
-
-def _squeeze(source: torch.Tensor, axes: list[int] | None) -> torch.Tensor:
-    return source.squeeze() if axes is None else source.squeeze(tuple(axes))
+    mode = node.attribute("mode", "constant")
+    mode = "replicate" if mode == "edge" else mode
+    if node.constant("axes", 3) is not None or mode not in ("constant", "reflect", "replicate"):
+        raise node.refusal(f"mode {mode!r}, or pads of some axes only")
+    if mode == "constant":
+        value = node.number("value", 2) or 0.0
+        return lambda source: F.pad(source, flat, value=value)
+    if any(flat[-4:]):  # PyTorch has the other modes for the axes after batch and channels only
+        raise node.refusal(f"mode {mode!r} of batch or channels")
+    return lambda source: F.pad(source, flat[:-4], mode)
 
 
 @converter("Squeeze")
-def _convert_squeeze(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(node, _squeeze, node.input_values[:1], axes=_constant(node, graph, "axes", 1))
-
-
-def _unsqueeze(source: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    """axes: indices of axes of the result."""
-    for axis in sorted(axis % (source.ndim + len(axes)) for axis in axes):
-        source = source.unsqueeze(axis)
-    return source
+def _squeeze(node: _Node) -> Function:
+    axes = node.constant("axes", 1)
+    return torch.squeeze if axes is None else lambda source: source.squeeze(tuple(axes))
 
 
 @converter("Unsqueeze")
-def _convert_unsqueeze(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(node, _unsqueeze, node.input_values[:1], axes=_constant(node, graph, "axes", 1))
+def _unsqueeze(node: _Node) -> Function:
+    axes = node.constant("axes", 1)  # of the result
 
-
-def _split(
-    source: torch.Tensor, sizes: list[int] | None, count: int, axis: int
-) -> tuple[torch.Tensor, ...] | torch.Tensor:
-    """Into `sizes`, else into `count` equal parts, of which the last may be smaller."""
-    if count == 1:
+    def call(source: torch.Tensor) -> torch.Tensor:
+        for axis in sorted(axis % (source.ndim + len(axes)) for axis in axes):
+            source = source.unsqueeze(axis)
         return source
-    return torch.split(source, -(-source.shape[axis] // count) if sizes is None else sizes, dim=axis)
+
+    return call
 
 
 @converter("Split")
-def _convert_split(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    sizes, axis = _constant(node, graph, "split", 1), node.attributes.get("axis", 0)
-    return _result(node, _split, node.input_values[:1], sizes=sizes, count=len(node.output_values), axis=axis)
-
-
-def _tile(source: torch.Tensor, repeats: list[int]) -> torch.Tensor:
-    return source.repeat(repeats)
+def _split(node: _Node) -> Function:
+    sizes, axis, count = node.constant("split", 1), node.attribute("axis", 0), len(node.node.output_values)
+    if count == 1:
+        return lambda source: source
+    # Without sizes into equal parts, of which the last may be smaller.
+    return lambda source: tuple(torch.split(source, sizes or -(-source.shape[axis] // count), dim=axis))
 
 
 @converter("Tile")
-def _convert_tile(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(node, _tile, node.input_values[:1], repeats=_constant(node, graph, "repeats", 1))
+def _tile(node: _Node) -> Function:
+    repeats = node.constant("repeats", 1)
+    return lambda source: source.repeat(repeats)
 
 
-def _gather(source: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
-    index: tuple[Any, ...] = (*[slice(None)] * (axis % source.ndim), indices.long())
-    return source[index]
+@converter("Gather", tensors=None)
+def _gather(node: _Node) -> Function:
+    axis = node.attribute("axis", 0)
+    if node.inputs[1] in node.graph.initializers and isinstance(number := node.constant("", 1), int):
+        return lambda source, _: source.select(axis, number)
+    return lambda source, indices: source[(*[slice(None)] * (axis % source.ndim), indices.long())]
 
 
-@converter("Gather")
-def _convert_gather(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    axis = node.attributes.get("axis", 0)
-    if node.input_values[1] in graph.initializers and isinstance(index := _constant(node, graph, "", 1), int):
-        return _result(node, torch.select, node.input_values[:1], dim=axis, index=index)
-    return _result(node, _gather, axis=axis)
+@converter("GatherElements", tensors=None)
+def _gather_elements(node: _Node) -> Function:
+    axis = node.attribute("axis", 0)
+    return lambda source, indices: source.gather(
+        axis, torch.where(indices < 0, indices + source.shape[axis], indices).long()
+    )
 
 
-def _gather_elements(source: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
-    """Negative indices count from the end."""
-    return source.gather(axis, torch.where(indices < 0, indices + source.shape[axis], indices).long())
-
-
-@converter("GatherElements")
-def _convert_gather_elements(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(node, _gather_elements, axis=node.attributes.get("axis", 0))
-
-
-def _scatter_nd(source: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """A copy of `source` with `updates` at the coordinates in the last axis of `indices`."""
-    return source.index_put(indices.long().unbind(-1), updates)
-
-
-@converter("ScatterND")
-def _convert_scatter_nd(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    if (reduction := node.attributes.get("reduction", "none")) != "none":
-        raise NotImplementedError(f"operator ScatterND (node {node.name!r}): reduction {reduction!r}")
-    return _result(node, _scatter_nd)
-
-
-def _top_k(source: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    values, indices = source.topk(**options)
-    return values, indices
+@converter("ScatterND", tensors=None)
+def _scatter_nd(node: _Node) -> Function:
+    if (reduction := node.attribute("reduction", "none")) != "none":
+        raise node.refusal(f"reduction {reduction!r}")
+    return lambda source, indices, updates: source.index_put(indices.long().unbind(-1), updates)
 
 
 @converter("TopK")
-def _convert_top_k(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(
-        node, _top_k, node.input_values[:1], k=_number(node, graph, "k", 1), dim=node.attributes.get("axis", -1),
-        largest=bool(node.attributes.get("largest", 1)), sorted=bool(node.attributes.get("sorted", 1)),
-    )  # fmt: skip
-
-
-def _reduce(
-    source: torch.Tensor, operation: Callable[..., torch.Tensor], axes: list[int] | None, keep: bool
-) -> torch.Tensor:
-    return operation(source, tuple(range(source.ndim)) if axes is None else tuple(axes), keepdim=keep)
+def _top_k(node: _Node) -> Function:
+    options = {
+        "k": node.number("k", 1), "dim": node.attribute("axis", -1),
+        "largest": bool(node.attribute("largest", 1)), "sorted": bool(node.attribute("sorted", 1)),
+    }  # fmt: skip
+    return lambda source: tuple(source.topk(**options))
 
 
 @converter(*_REDUCTIONS)
-def _convert_reduction(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    if node.attributes.get("noop_with_empty_axes", 0):
-        raise NotImplementedError(f"operator {node.operation_type} (node {node.name!r}): noop_with_empty_axes")
-    axes, keep = _constant(node, graph, "axes", 1) or None, bool(node.attributes.get("keepdims", 1))
-    operation = _REDUCTIONS[node.operation_type]
-    return _result(node, _reduce, node.input_values[:1], operation=operation, axes=axes, keep=keep)
+def _reduce(node: _Node) -> Function:
+    if node.attribute("noop_with_empty_axes", 0):
+        raise node.refusal("noop_with_empty_axes")
+    axes, keep, operation = node.constant("axes", 1), bool(node.attribute("keepdims", 1)), _REDUCTIONS[node.operator]
+    return lambda source: operation(source, tuple(axes or range(source.ndim)), keepdim=keep)
 
 
 @converter("Clip")
-def _convert_clip(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    bounds = {name: _number(node, graph, name, index) for index, name in ((1, "min"), (2, "max"))}
-    return _result(node, torch.clamp, node.input_values[:1], **bounds)
+def _clip(node: _Node) -> Function:
+    low, high = node.number("min", 1), node.number("max", 2)
+    return lambda source: source.clamp(low, high)
 
 
 @converter("Gelu")
-def _convert_gelu(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(node, F.gelu, approximate=node.attributes.get("approximate", "none"))
+def _gelu(node: _Node) -> Function:
+    approximate = node.attribute("approximate", "none")
+    return lambda source: F.gelu(source, approximate=approximate)
 
 
-@converter("GridSample")
-def _convert_grid_sample(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    return _result(
-        node, F.grid_sample, mode=_SAMPLING[node.attributes.get("mode", "linear")],
-        padding_mode=node.attributes.get("padding_mode", "zeros"),
-        align_corners=bool(node.attributes.get("align_corners", 0)),
-    )  # fmt: skip
+@converter("GridSample", tensors=None)
+def _grid_sample(node: _Node) -> Function:
+    mode, padding = _SAMPLING[node.attribute("mode", "linear")], node.attribute("padding_mode", "zeros")
+    corners = bool(node.attribute("align_corners", 0))
+    return lambda source, grid: F.grid_sample(source, grid, mode, padding, corners)
 
 
 @converter("Resize")
-def _convert_resize(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
+def _resize(node: _Node) -> Function:
     """By torch.nn.functional.interpolate. Where its rule for coordinates is another one than the node's, the comparison
     with ONNX Runtime after the conversion finds it; by integer factors, most rules agree.
     """
-    result = tuple(axis.dim_value for axis in graph.value_info[node.output_values[0]].type.tensor_type.shape.dim)
-    mode = node.attributes.get("mode", "nearest")
-    coordinates = node.attributes.get("coordinate_transformation_mode", "half_pixel")
+    value = node.graph.value_info[node.node.output_values[0]]
+    result = [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+    mode = node.attribute("mode", "nearest")
+    coordinates = node.attribute("coordinate_transformation_mode", "half_pixel")
     interpolation = _INTERPOLATIONS.get((mode, len(result) - 2))
-    others = [name for name in ("antialias", "exclude_outside") if node.attributes.get(name, 0)]
+    others = [name for name in ("antialias", "exclude_outside") if node.attribute(name, 0)]
     if interpolation is None or coordinates == "tf_crop_and_resize" or others or not all(result):
-        raise NotImplementedError(
-            f"operator Resize (node {node.name!r}) to {result}: mode {mode}, {', '.join([coordinates, *others])}"
-        )
+        raise node.refusal(f"to {result}: mode {mode}, {', '.join([coordinates, *others])}")
     corners = None if mode == "nearest" else coordinates == "align_corners"
-    return _result(
-        node, F.interpolate, node.input_values[:1], size=list(result[2:]), mode=interpolation, align_corners=corners
-    )
+    return lambda source: F.interpolate(source, result[2:], mode=interpolation, align_corners=corners)
 
 
 def _register_later_versions() -> None:
