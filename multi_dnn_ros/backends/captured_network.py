@@ -11,7 +11,8 @@ import torch
 
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.capture import capture_graph
+from multi_dnn_ros.backends.branched_graph import branches_of
+from multi_dnn_ros.backends.capture import StreamGraph, capture_graph
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.gates import Gate
@@ -107,14 +108,60 @@ class EagerNetwork:
         return self._packing.pack(run_stages(self._stages, inputs))
 
 
-class CapturedNetwork:
-    """All stages of a network as one CUDA graph.
+class Captured:
+    """Stages as one CUDA graph.
 
-    inputs, outputs: the memory that it reads and writes; `outputs` are the raw ones. stages: as prepared, uncaptured.
-    originals: the stages whose results the graph must have. reduce: see Packing; captured too, if that is possible.
-    gate: where the network can be held back, before each stage; None: nowhere. pool: of memory; graphs of one pool must
-    not run at the same time. Raises what the capture raises, and ValueError if results differ by more than `tolerance`.
+    inputs, outputs: the memory that it reads and writes. stages: as prepared, uncaptured. originals: the stages whose
+    results the graph must have. memory: its inputs, where the previous graph leaves them; None: memory of its own.
+    streams: number of streams on which branches run. pool: of memory; graphs of one pool must not run at the same time.
+    gate: where the graph can be held back, before each stage; None: nowhere. Raises what the capture raises, and
+    ValueError if results differ by more than `tolerance`.
     """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        originals: Sequence[Stage],
+        inputs: Tensors,
+        pool: Any,
+        stream: torch.cuda.Stream,
+        tolerance: float,
+        *,
+        memory: Tensors | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.stages = tuple(stages)  # kept alive: the graph reads their parameters
+        self.streams = max((each.plan.streams for stage in stages if (each := branches_of(stage))), default=1)
+        self.inputs = tuple(tensor.clone() for tensor in inputs) if memory is None else memory
+        self.outputs: Tensors = ()
+        self._gate = gate
+        # The memory of another graph may be a view of a parameter, which noise must not overwrite.
+        image = noise_like(inputs) if memory is None else inputs
+        expected = tuple(tensor.clone() for tensor in run_stages(originals, image))
+        stream.wait_stream(torch.cuda.current_stream())
+        self._graph = self._captured(pool, stream)
+        check_agreement(self(image), expected, tolerance)
+
+    def _captured(self, pool: Any, stream: torch.cuda.Stream) -> StreamGraph:
+        return capture_graph(self._run, pool, stream)
+
+    def _run(self) -> None:
+        carried = self.inputs
+        for stage in self.stages:
+            if self._gate is not None:
+                self._gate.wait()
+            carried = stage(carried)
+        self.outputs = carried
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        """The raw outputs, as a stage returns them."""
+        copy_to(self.inputs, carried)
+        self._graph.replay()
+        return self.outputs
+
+
+class CapturedNetwork(Captured):
+    """All stages of a network as one CUDA graph. reduce: see Packing; captured too, if that is possible."""
 
     def __init__(
         self,
@@ -128,39 +175,30 @@ class CapturedNetwork:
         reduce: Reduce | None = None,
         gate: Gate | None = None,
     ) -> None:
-        self._stages = tuple(stages)  # kept alive: the graph reads their parameters
         self.batch = len(inputs[0])
         self.segments = len(stages)
-        self.inputs = tuple(tensor.clone() for tensor in inputs)
-        self.outputs: Tensors = ()
-        self._rows = [tuple(tensor[row : row + 1] for tensor in self.inputs) for row in range(self.batch)]
         self._packing = Packing(self.batch, reduce)
         self.unpack = self._packing.unpack
         self._packed: torch.Tensor | None = None
-        self._gate = gate
-        image = noise_like(self.inputs)
-        expected = tuple(tensor.clone() for tensor in run_stages(originals, image))
-        stream.wait_stream(torch.cuda.current_stream())
+        self._reduces = reduce is not None
+        super().__init__(stages, originals, inputs, pool, stream, tolerance, gate=gate)
+        self._rows = [tuple(tensor[row : row + 1] for tensor in self.inputs) for row in range(self.batch)]
+
+    def _captured(self, pool: Any, stream: torch.cuda.Stream) -> StreamGraph:
+        def run() -> None:
+            self._run()
+            self._packed = self._packing.pack(self.outputs)
+
         try:
-            self._graph = capture_graph(lambda: self._run(packs=True), pool, stream)
+            return capture_graph(run, pool, stream)
         except Exception as error:
-            if reduce is None or is_out_of_memory(error):
+            if not self._reduces or is_out_of_memory(error):
                 raise
             torch.cuda.synchronize(stream.device)
+            graph = capture_graph(self._run, pool, stream)
             self._packed = None
-            self._graph = capture_graph(lambda: self._run(packs=False), pool, stream)
             log.warning("decoding on the device is not captured and runs eagerly: %s", summarize_error(error))
-        check_agreement(self(image), expected, tolerance)
-
-    def _run(self, *, packs: bool) -> None:
-        carried = self.inputs
-        for stage in self._stages:
-            if self._gate is not None:
-                self._gate.wait()
-            carried = stage(carried)
-        self.outputs = carried
-        if packs:
-            self._packed = self._packing.pack(carried)
+            return graph
 
     def load(self, images: Iterable[Tensors]) -> Tensors:
         """See Network. Rows without an image keep those of an earlier inference."""
@@ -177,12 +215,6 @@ class CapturedNetwork:
         """See Network."""
         self(inputs)
         return self._packing.pack(self.outputs) if self._packed is None else self._packed
-
-    def __call__(self, carried: Tensors) -> Tensors:
-        """The raw outputs, as a stage returns them."""
-        copy_to(self.inputs, carried)
-        self._graph.replay()
-        return self.outputs
 
 
 def as_network(stages: Sequence[Stage], batch: int, reduce: Reduce | None) -> Network:

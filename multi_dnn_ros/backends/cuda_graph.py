@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branched_graph import CudaStreams, branches_of, compile_segments, with_branches
+from multi_dnn_ros.backends.agreement import noise_like
+from multi_dnn_ros.backends.branched_graph import CudaStreams, compile_segments, with_branches
 from multi_dnn_ros.backends.branches import SerialGraphError
-from multi_dnn_ros.backends.capture import capture_graph, capture_stream
-from multi_dnn_ros.backends.captured_network import CapturedNetwork
+from multi_dnn_ros.backends.capture import capture_stream
+from multi_dnn_ros.backends.captured_network import Captured, CapturedNetwork
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.gates import GateError
@@ -84,108 +83,92 @@ class CudaGraph:
             shared.pool = torch.cuda.graph_pool_handle()
             shared.stream = capture_stream(device)
         uncaptured = self._kernels.prepare(stages, inputs, device, shared)
-        if self._single_launch and (whole := self._capture_whole(uncaptured, stages, inputs, device, shared)):
-            return (whole,)
-        ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
-            for index, (stage, source) in enumerate(zip(uncaptured, stages, strict=True)):
+            if self._single_launch:
                 try:
-                    # Read the previous stage's outputs in place; anything else is copied to memory of this stage.
-                    before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
-                    ready.append(self._capture(index, stage, source, carried, before, shared))
+                    return (self._capture_whole(uncaptured, stages, carried, shared),)
+                except Exception as error:
+                    _log_failure(f"the jobs of {self._dnn} are launched one by one", " as one graph", error, device)
+            ready: list[Stage] = []
+            for index, (stage, source) in enumerate(zip(uncaptured, stages, strict=True)):
+                # Read the previous stage's outputs in place; anything else is copied to memory of this stage.
+                memory = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
+                try:
+                    ready.append(self._capture(index, stage, source, carried, memory, shared))
                 except Exception as error:  # whatever the capture raises, the stage still runs eager
-                    if is_out_of_memory(error):
-                        raise
-                    torch.cuda.synchronize(device)
-                    log.warning(
-                        "job %d of %s runs eager, because it cannot be captured: %s",
-                        index + 1,
-                        self._dnn,
-                        summarize_error(error),
-                    )
+                    _log_failure(f"job {index + 1} of {self._dnn} runs eager", "", error, device)
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)
         return tuple(ready)
 
-    @torch.inference_mode()
     def _capture_whole(
-        self,
-        uncaptured: Sequence[Stage],
-        sources: Sequence[torch.nn.Module],
-        inputs: Tensors,
-        device: torch.device,
-        shared: Shared,
-    ) -> CapturedNetwork | None:
-        """All stages as one graph; None, with a warning, if they cannot be captured."""
-        pool, stream = shared.pool, shared.stream
-        inputs = carried = tuple(tensor.to(device) for tensor in inputs)
-        launched: list[Stage] = []
-        for index, (stage, source) in enumerate(zip(uncaptured, sources, strict=True)):
-            launched.append(self._with_branches(f"job {index + 1} of {self._dnn}", stage, source, carried, stream))
-            carried = stage(carried)
-        if (session := getattr(uncaptured[0], "single_launch", None)) is not None:  # the backend's own of all stages
-            launched = [session]
-        branched = [each is not stage for each, stage in zip(launched, uncaptured, strict=False)]
-        originals = sources if any(branched) and session is None else uncaptured
-        try:
+        self, uncaptured: Sequence[Stage], sources: Sequence[torch.nn.Module], inputs: Tensors, shared: Shared
+    ) -> Captured:
+        """All stages as one graph, with a gate before each if the driver can do that."""
+
+        def make(launched: Sequence[Stage], originals: Sequence[Stage]) -> Captured:
+            capture = partial(
+                CapturedNetwork, launched, originals, inputs, shared.pool, shared.stream, self._tolerance,
+                reduce=shared.reduce,
+            )  # fmt: skip
             try:
-                whole = CapturedNetwork(
-                    launched, originals, inputs, pool, stream, self._tolerance,
-                    reduce=shared.reduce, gate=shared.gate,
-                )  # fmt: skip
+                return capture(gate=shared.gate)
             except GateError as error:
                 log.warning("%s cannot be held back for more important DNNs: %s", self._dnn, summarize_error(error))
-                whole = CapturedNetwork(
-                    launched, originals, inputs, pool, stream, self._tolerance, reduce=shared.reduce
-                )
-            if originals is sources:
-                check_repeatable(whole, inputs)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            torch.cuda.synchronize(device)
-            log.warning(
-                "the jobs of %s are launched one by one, because they cannot be captured as one graph: %s",
-                self._dnn, summarize_error(error),
-            )  # fmt: skip
-            return None
-        return whole
+                return capture()
+
+        if (session := getattr(uncaptured[0], "single_launch", None)) is not None:  # the backend's own of all stages
+            return make([session], uncaptured)
+        launched: list[Stage] = []
+        carried = inputs
+        for index, (stage, source) in enumerate(zip(uncaptured, sources, strict=True)):
+            launched.append(self._with_branches(index, stage, source, carried, shared.stream))
+            carried = stage(carried)
+        return self._checked(self._dnn, launched, uncaptured, sources, inputs, make)
 
     def _capture(
-        self,
-        index: int,
-        stage: Stage,
-        source: torch.nn.Module,
-        carried: Tensors,
-        before: Tensors | None,
+        self, index: int, stage: Stage, source: torch.nn.Module, carried: Tensors, memory: Tensors | None,
         shared: Shared,
-    ) -> Captured:
-        """The captured stage, with branches in parallel if that is wanted, possible and correct.
-
-        source: the module on the device that the stage is, or was compiled from.
+    ) -> Captured:  # fmt: skip
+        """One stage as a graph. source: the module on the device that the stage is, or was compiled from. memory: see
+        Captured.
         """
-        pool, stream = shared.pool, shared.stream
-        title = f"job {index + 1} of {self._dnn}"
+
+        def make(launched: Sequence[Stage], originals: Sequence[Stage]) -> Captured:
+            return Captured(launched, originals, carried, shared.pool, shared.stream, self._tolerance, memory=memory)
+
+        launched = self._with_branches(index, stage, source, carried, shared.stream)
+        return self._checked(f"job {index + 1} of {self._dnn}", [launched], [stage], [source], carried, make)
+
+    def _checked(
+        self,
+        title: str,
+        launched: Sequence[Stage],
+        stages: Sequence[Stage],
+        sources: Sequence[Stage],
+        inputs: Tensors,
+        make: Callable[[Sequence[Stage], Sequence[Stage]], Captured],
+    ) -> Captured:
+        """The capture of `launched` if its branches give the results of `sources`, otherwise that of `stages`."""
+        if list(launched) == list(stages):
+            return make(stages, stages)
         try:
-            parallel = self._with_branches(title, stage, source, carried, stream)
-            if parallel is not stage:
-                captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=source)
-                # The inputs are the previous job's outputs and may be views of a parameter: restore them in any case.
-                kept = tuple(tensor.clone() for tensor in captured.inputs)
-                try:
-                    check_repeatable(captured, carried)
-                finally:
-                    copy_to(captured.inputs, kept)
-                return captured
-        except Exception as error:  # also out of memory: on one stream the stage may still work
-            torch.cuda.synchronize(stream.device)
+            captured = make(launched, sources)
+            kept = tuple(tensor.clone() for tensor in captured.inputs)
+            try:
+                check_repeatable(captured, inputs)
+            finally:
+                copy_to(captured.inputs, kept)
+            return captured
+        except Exception as error:  # also out of memory: on one stream it may still work
+            torch.cuda.synchronize(inputs[0].device)
             log.warning("%s runs on one stream, because its branches fail: %s", title, summarize_error(error))
-        return Captured(stage, carried, before, pool, stream, self._tolerance)
+        return make(stages, stages)
 
     def _with_branches(
-        self, title: str, stage: Stage, source: torch.nn.Module, carried: Tensors, stream: torch.cuda.Stream
+        self, index: int, stage: Stage, source: torch.nn.Module, carried: Tensors, stream: torch.cuda.Stream
     ) -> Stage:
         """`source` with its branches on several streams, if that is wanted and there are any; otherwise `stage`."""
         is_compiled = stage is not source
@@ -194,11 +177,12 @@ class CudaGraph:
         try:
             parallel = with_branches(source, self._branches, partial(CudaStreams, stream), fuses=is_compiled)
         except SerialGraphError as error:
-            log.info("%s runs on one stream: %s", title, error)
+            log.info("job %d of %s runs on one stream: %s", index + 1, self._dnn, error)
             return stage
         if parallel is None:
             return stage
         if is_compiled and self._compile_segment is not None:
+            title = f"job {index + 1} of {self._dnn}"
             compile_segments(title, parallel, carried, self._compile_segment, self._progress)
         return parallel
 
@@ -224,43 +208,12 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-class Captured:
-    """A stage as one graph.
-
-    inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. streams: number of streams on which its branches run. expected_of: the stage whose results the graph
-    must have; None: `stage` itself.
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        carried: Tensors,
-        before: Tensors | None,
-        pool: Any,
-        stream: torch.cuda.Stream,
-        tolerance: float,
-        expected_of: Stage | None = None,
-    ) -> None:
-        self.stage = stage  # kept alive: the graph reads its parameters
-        self.pool, self.stream = pool, stream
-        branched = branches_of(stage)
-        self.streams = 1 if branched is None else branched.plan.streams
-        self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
-        reference = stage if expected_of is None else expected_of
-        expected = tuple(tensor.clone() for tensor in reference(carried))
-        stream.wait_stream(torch.cuda.current_stream())
-        self.outputs: Tensors = ()
-        self._graph = capture_graph(self._run, pool, stream)
-        check_agreement(self(carried), expected, tolerance)
-
-    def _run(self) -> None:
-        self.outputs = self.stage(self.inputs)
-
-    def __call__(self, carried: Tensors) -> Tensors:
-        copy_to(self.inputs, carried)
-        self._graph.replay()
-        return self.outputs
+def _log_failure(what: str, how: str, error: BaseException, device: torch.device) -> None:
+    """Log that something cannot be captured. Raises `error` again if the memory does not suffice."""
+    if is_out_of_memory(error):
+        raise error
+    torch.cuda.synchronize(device)
+    log.warning("%s, because it cannot be captured%s: %s", what, how, summarize_error(error))
 
 
 def _make(request: BackendRequest) -> Backend:

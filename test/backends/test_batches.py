@@ -15,7 +15,7 @@ from torch import nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
-from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.captured_network import Captured
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.backends.static_stages import stack_inputs

@@ -28,7 +28,6 @@ def fake_capture(run: Callable[[], None], pool: object, stream: object) -> Simpl
 
 @pytest.fixture(autouse=True)
 def _capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "capture_graph", fake_capture)
     monkeypatch.setattr(captured_network, "capture_graph", fake_capture)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: STREAM)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
@@ -98,11 +97,11 @@ def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_unchanged(
     def parallel(carried: Tensors) -> Tensors:  # another result in every call, within the tolerance
         return (carried[0] * 2.0 + 1e-4 * next(calls),)
 
-    monkeypatch.setattr(CudaGraph, "_with_branches", lambda self, title, stage, source, carried, stream: parallel)
+    monkeypatch.setattr(CudaGraph, "_with_branches", lambda self, index, stage, source, carried, stream: parallel)
     before = (torch.ones(4),)
     job = CudaGraph()._capture(1, in_order, in_order, before, before, Shared(stream=STREAM))
     assert "its branches fail: result 0 differs between two runs with the same input" in caplog.text
-    assert job.stage is in_order
+    assert job.stages == (in_order,)
     assert before[0].tolist() == [1.0] * 4
 
 
@@ -130,4 +129,39 @@ def test_a_compiled_stage_gets_branches_of_compiled_segments_from_the_module_tha
     assert not any(record.name.startswith("multi_dnn_ros") for record in caplog.records)
     assert job.streams == (2 if with_compiler else 1)
     assert (len(compiled) > 2) == with_compiler
-    assert (job.stage is serial) != with_compiler
+    assert (job.stages == (serial,)) != with_compiler
+
+
+def test_a_network_whose_branches_fail_is_captured_on_one_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job and then the whole network: the graph must have the results of the stages, with a gate before each."""
+
+    class Times(torch.nn.Module):
+        def forward(self, carried: Tensors) -> Tensors:
+            return (carried[0] * 2.0,)
+
+    class Kernels:
+        def prepare(self, stages: Any, inputs: Tensors, device: Any, shared: Any) -> tuple[Stage, ...]:
+            return tuple(stages)
+
+    monkeypatch.setattr(
+        CudaGraph, "_with_branches", lambda self, index, *rest: lambda carried: (carried[0] * 2.0 + 1.0,)
+    )
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *device: tensor)
+    for single_launch in (True, False):
+        gate = SimpleNamespace(waits=0)
+        gate.wait = lambda gate=gate: setattr(gate, "waits", gate.waits + 1)
+        backend = CudaGraph(kernels=Kernels(), branches=2, single_launch=single_launch)  # type: ignore[arg-type]
+        shared = Shared(pool=0, stream=STREAM, gate=gate)  # type: ignore[arg-type]
+        stages = backend.prepare([Times(), Times()], (torch.ones(2, 3),), device, shared)  # type: ignore[arg-type]
+        assert "its branches fail: result 0 is off by" in caplog.text
+        assert len(stages) == (1 if single_launch else 2)
+        assert (gate.waits > 0) == single_launch
+        carried: Tensors = (torch.full((2, 3), 3.0),)
+        with torch.inference_mode():
+            for stage in stages:
+                carried = stage(carried)
+            assert torch.equal(carried[0], torch.full((2, 3), 12.0))
+        caplog.clear()

@@ -15,7 +15,7 @@ from gpu_stages import EXAMPLE, GPU, Prepared, needs, on_gpu, through
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.captured_network import Captured
 from multi_dnn_ros.backends.precision import PRECISIONS, float32_products
 from multi_dnn_ros.serving.choices import choose_backend
 

@@ -15,9 +15,9 @@ from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, on_gpu, through
 from multi_dnn_ros.backends import Shared, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_on
-from multi_dnn_ros.backends.captured_network import CapturedNetwork
+from multi_dnn_ros.backends.captured_network import Captured, CapturedNetwork
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.gates import Gate
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph

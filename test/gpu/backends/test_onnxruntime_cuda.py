@@ -12,7 +12,7 @@ import torch
 from gpu_stages import EXAMPLE, GPU, NETWORKS, Warnings, on_gpu, residual, through
 
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.captured_network import Captured
 from multi_dnn_ros.backends.onnx_providers import COMPILED, available
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage
 from multi_dnn_ros.backends.precision import PRECISIONS

@@ -13,7 +13,7 @@ from torch import nn
 
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
-from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.captured_network import Captured
 from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.models.cut import cut_module
