@@ -21,12 +21,17 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, suffix_of
 from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batches import Batches
-from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.data import DataRequest, open_data
-from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate, set_training
+from multi_dnn_ros.training.data import Batches, DataRequest, open_data
+from multi_dnn_ros.training.loop import (
+    Schedule,
+    TrainingError,
+    load_checkpoint,
+    make_optimizer,
+    save_checkpoint,
+    set_rate,
+    set_training,
+)
 from multi_dnn_ros.training.losses import autocast
 from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.samples import Batch
@@ -98,7 +103,7 @@ class JobWorker:
         self._weights = [weight for weight in self._network.parameters() if weight.requires_grad]
         set_training(self._network, True)
         if checkpoint.exists():
-            state = checkpoints.load(checkpoint, self._identity(), self._device)
+            state = load_checkpoint(checkpoint, self._identity(), self._device)
             self._network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._done, self._losses = int(state["done"]), list(state["losses"])
@@ -146,7 +151,7 @@ class JobWorker:
             "network": self._network.state_dict(), "optimizer": self._optimizer.state_dict(), "done": self._done,
             "losses": self._losses,
         }  # fmt: skip
-        checkpoints.save(checkpoint, state, self._identity())
+        save_checkpoint(checkpoint, state, self._identity())
 
     def finish(self) -> dict[str, float]:
         """Write the trained network, and return its scores on the test part.

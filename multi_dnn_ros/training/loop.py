@@ -1,8 +1,11 @@
-"""The training loop for all tasks. Detection, lanes and classification differ only in loss and score."""
+"""The training loop for all tasks, and its checkpoints. Detection, lanes and classification differ only in loss and
+score.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import sys
 import time
@@ -17,16 +20,24 @@ from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.errors import error_and_causes, summarize_error
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.weights import non_finite_tensor
-from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batches import Batches
-from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.data import Batches
 from multi_dnn_ros.training.losses import Loss, autocast
 from multi_dnn_ros.vision.results import OutputError
 
 Score = Callable[[nn.Module], dict[str, float]]
+#: Format of checkpoints.
+_FORMAT = "multi_dnn_ros training 4"
+#: Maximum number of characters shown of a value.
+_SHOWN = 60
+
+
+class TrainingError(ValueError):
+    """Training cannot continue; the message says why. The last good checkpoint is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ def train(
     passes = distributed.replicated(network)
     outcome, first, best = Outcome(), 0, copy.deepcopy(kept.state_dict())
     if checkpoint is not None and distributed.from_first(checkpoint.exists()):
-        state = checkpoints.load(checkpoint, run, next(network.parameters()).device)
+        state = load_checkpoint(checkpoint, run, next(network.parameters()).device)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         outcome, first, best = Outcome(**state["outcome"]), int(state["next_epoch"]), state["best_weights"]
@@ -121,7 +132,7 @@ def train(
         if checkpoint is not None and distributed.rank() == 0:
             state = {name: part.state_dict() for name, part in parts.items()}
             progress = {"best_weights": best, "outcome": asdict(outcome), "next_epoch": epoch + 1}
-            checkpoints.save(checkpoint, state | progress, run)
+            save_checkpoint(checkpoint, state | progress, run)
     network.load_state_dict(best)
     set_training(network, False)
     return outcome
@@ -198,6 +209,57 @@ def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
 def _say(text: str) -> None:
     if distributed.rank() == 0:
         tqdm.write(text, sys.stderr)
+
+
+def save_checkpoint(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Write atomically, with fsync: a kill at any moment leaves the last complete checkpoint.
+
+    identity: what defines the run (schedule, data, network, versions), as JSON values; checked when loading. Raises
+    TrainingError if it cannot be written, for example on a full disk.
+    """
+    try:
+        with atomic_write(path, to_disk=True) as temporary, temporary.open("wb") as file:
+            torch.save({**state, "format": _FORMAT, "identity": json.dumps(identity)}, file)
+    except (OSError, RuntimeError) as error:
+        # PyTorch's writer raises a RuntimeError about file positions on top of the system's error.
+        reason = next((each for each in error_and_causes(error) if isinstance(each, OSError)), error)
+        raise TrainingError(
+            f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the previous one is kept"
+        ) from None
+
+
+def load_checkpoint(path: Path, identity: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The state that was saved in the same run. Raises TrainingError for any other file, with the settings that differ;
+    never executes code from the file.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format is {state['format']!r}, expected {_FORMAT!r}")
+        before = _flat(json.loads(state["identity"]))
+    except Exception as error:  # torch.load raises arbitrary errors for damaged bytes
+        raise TrainingError(
+            f"{path}: not a checkpoint of this loop ({type(error).__name__}: {summarize_error(error)})"
+        ) from None
+    now = _flat(json.loads(json.dumps(identity)))
+    changed = [
+        f"{name} is {str(before.get(name, 'not set'))[:_SHOWN]} there, {str(now.get(name, 'not set'))[:_SHOWN]} now"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        raise TrainingError(
+            f"{path}: checkpoint of another run: {'; '.join(changed[:5])}. Use the same settings, or remove the file"
+        )
+    return state
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under the names a.b."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
 
 
 def set_training(network: nn.Module, mode: bool) -> None:

@@ -16,10 +16,8 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.batches import Batches
-from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.data import Data, Part
-from multi_dnn_ros.training.loop import Schedule, train
+from multi_dnn_ros.training.data import Batches, Data, Part
+from multi_dnn_ros.training.loop import Schedule, TrainingError, train
 from multi_dnn_ros.training.losses import distilled
 from multi_dnn_ros.training.metrics import NoTruth
 from multi_dnn_ros.training.scoring import MAIN, device_of, score_rows

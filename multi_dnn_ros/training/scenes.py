@@ -62,8 +62,8 @@ class World:
         rng = np.random.default_rng(key)
         self.conditions = drawn = Conditions.random(rng)
         self._section = surroundings.road_section(rng, drawn)
-        self._light, self._backdrop = surroundings.light_and_sky(rng, drawn)
-        self._sensor = surroundings.sensor(rng, drawn, width)
+        self._light, self._draw_backdrop = surroundings.light_and_sky(rng, drawn)
+        self._expose = surroundings.sensor(rng, drawn, width)
         low, high = {"highway": (24, 31), "country": (15, 22), "suburb": (8, 13), "city": (7, 12)}[drawn.style]
         self._speed = float(rng.uniform(low, high))
         lane = int(rng.integers(len(self._section.forward)))
@@ -91,9 +91,9 @@ class World:
         strength, length, phase = self._waves.T[:, :, None]
         curvature = (strength * np.sin(2 * np.pi * (_GRID + travelled) / length + phase)).sum(axis=0)
         path = RoadPath(_GRID, curvature, self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds))
-        canvas = Canvas.blank(camera, self._light)
+        canvas = Canvas(camera, self._light)
         turned = float(self._waves[:, 0] @ (1 - np.cos(2 * np.pi * travelled / self._waves[:, 1])) * 12.0)
-        surroundings.draw_backdrop(canvas, self._backdrop, camera.yaw + turned)
+        self._draw_backdrop(canvas, camera.yaw + turned)
         draw_ground(canvas, path, self._section, travelled)
         draw_markings(canvas, path, self._section, travelled)
         drawn = self._draw_actors(canvas, path, seconds)
@@ -107,7 +107,7 @@ class World:
         kept = (seen >= MIN_VISIBLE * pixels) & (contrast >= VISIBLE_CONTRAST)
         kept &= (inside >= MIN_INSIDE) | (pixels >= MIN_PIXELS * canvas.owner.size)
         kept &= (boxes[:, 3] - boxes[:, 1] >= lowest) & (boxes[:, 2] - boxes[:, 0] >= 0.3 * lowest)
-        image = surroundings.expose(canvas.image, self._sensor, seed=frame)
+        image = self._expose(canvas.image, frame)
         return Scene(image, lane_mask, boxes[kept], class_ids[kept], boxes[~kept & (seen > 0)], self.conditions)
 
     def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, Silhouette, float]]:
@@ -115,20 +115,18 @@ class World:
         objects of the truth.
         """
         actors = self._traffic.actors(seconds, 3.5 * self._light.visibility_m)  # fog hides the rest
-        placed = [(path.at(actor.s, actor.d)[0], actor) for actor in actors]
+        placed = [(path.at(s, d)[0], mesh, class_id, s, turn) for mesh, class_id, s, d, turn in actors]
         drawn: list[tuple[int, Silhouette, float]] = []
-        for position, actor in sorted(placed, key=lambda item: -float(np.hypot(*item[0][[0, 2]]))):
+        for position, mesh, class_id, s, turn in sorted(placed, key=lambda item: -float(np.hypot(*item[0][[0, 2]]))):
             if position[2] <= -12.0:
                 continue
-            if actor.heading is None:
-                heading = float(np.arctan2(position[0], max(position[2], 0.1)))
-            else:
-                heading = path.heading(actor.s) + actor.heading
-            number = len(drawn) + 1 if actor.class_id is not None and len(drawn) < SCENERY - 1 else SCENERY
-            silhouette = canvas.draw(actor.mesh, position, heading, number)
-            if silhouette is not None and actor.class_id is not None:
+            facing = float(np.arctan2(position[0], max(position[2], 0.1)))
+            heading = facing if turn is None else path.heading(s) + turn
+            number = len(drawn) + 1 if class_id is not None and len(drawn) < SCENERY - 1 else SCENERY
+            silhouette = canvas.draw(mesh, position, heading, number)
+            if silhouette is not None and class_id is not None:
                 contrast = float(self._light.transmittance(np.hypot(position[0], position[2])))
-                drawn.append((actor.class_id, silhouette, contrast))
+                drawn.append((class_id, silhouette, contrast))
         return drawn
 
 

@@ -13,7 +13,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.worker import JobWorker
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.loop import TrainingError
 
 
 def started(job: FleetJob, folder: Path) -> JobWorker:

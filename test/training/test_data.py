@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from small_disk import small_disk
 from torch.nn import functional as F
 
-from multi_dnn_ros.training.batches import Batches
-from multi_dnn_ros.training.data import MAX_SHARE, PARTS, Data, DataRequest, Task, open_data, split
+from multi_dnn_ros.training.data import MAX_SHARE, PARTS, Batches, Data, DataRequest, Task, open_data, split
 from multi_dnn_ros.training.data_kinds import DatasetError
 from multi_dnn_ros.training.samples import CROWD, NO_BOX, Item, Rows, Sample
 from multi_dnn_ros.vision.preprocess import Preprocess

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from torchvision.ops import box_iou
 
 from multi_dnn_ros.models.networks import ConvBlock, DetectorNet
-from multi_dnn_ros.training import checkpoint as checkpoints
-from multi_dnn_ros.training.loop import Outcome, Schedule, Score, TrainingError, train
+from multi_dnn_ros.training.loop import Outcome, Schedule, Score, TrainingError, save_checkpoint, train
 from multi_dnn_ros.training.losses import ClassificationLoss, DetectionLoss, Loss
 from multi_dnn_ros.training.samples import Batch
 
@@ -143,10 +142,10 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path: Path)
     raises an error about file positions.
     """
     path = tmp_path / "checkpoint.pt"
-    checkpoints.save(path, {"done": 1}, {})
+    save_checkpoint(path, {"done": 1}, {})
     before = path.read_bytes()
     with small_disk(1_000_000), pytest.raises(TrainingError) as raised:
-        checkpoints.save(path, {"weight": torch.zeros(1_000_000)}, {})
+        save_checkpoint(path, {"weight": torch.zeros(1_000_000)}, {})
     assert f"{path}: checkpoint cannot be written ([Errno 27] File too large)" in str(raised.value)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

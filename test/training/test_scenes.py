@@ -81,7 +81,7 @@ def test_wrong_numbers_are_named(make: Callable[[], object], message: str) -> No
 def canvas(visibility_m: float = 1e9) -> Canvas:
     """No shade, no headlights: colours are unchanged."""
     light = Light(np.ones(3), np.array([0.0, 1.0, 0.0]), 0.0, np.zeros(3), visibility_m, beam=0.0)
-    return Canvas.blank(Camera(640, 480, focal=512.0, mount_m=1.4, pitch=0.02, yaw=0.0, roll=0.0), light)
+    return Canvas(Camera(640, 480, focal=512.0, mount_m=1.4, pitch=0.02, yaw=0.0, roll=0.0), light)
 
 
 def path(curvature: float = 0.0) -> RoadPath:

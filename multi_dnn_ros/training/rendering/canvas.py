@@ -73,21 +73,15 @@ class Silhouette:
     inside: float
 
 
-@dataclass
 class Canvas:
     """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, number of the object drawn last at a pixel, 0 = ground and sky,
     SCENERY = houses and trees.
     """
 
-    camera: Camera
-    light: Light
-    image: npt.NDArray[np.uint8]
-    owner: npt.NDArray[np.uint8]
-
-    @classmethod
-    def blank(cls, camera: Camera, light: Light) -> Canvas:
-        shape = (camera.height, camera.width)
-        return cls(camera, light, np.zeros((*shape, 3), np.uint8), np.zeros(shape, np.uint8))
+    def __init__(self, camera: Camera, light: Light) -> None:
+        self.camera, self.light = camera, light
+        self.image = np.zeros((camera.height, camera.width, 3), np.uint8)
+        self.owner = np.zeros((camera.height, camera.width), np.uint8)
 
     def project(self, points: Points) -> Points:
         """Clip and project a polygon (K, 3) in metres: (K', 2) pixels, possibly empty."""

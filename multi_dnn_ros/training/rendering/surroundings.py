@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import cv2
@@ -15,32 +17,26 @@ from multi_dnn_ros.training.rendering.road import LaneLine, RoadSection, Strip
 Image = npt.NDArray[np.uint8]
 
 
-class Backdrop(NamedTuple):
-    """zenith, horizon: (3,) RGB of the sky. cloud: (3,) RGB of clouds; cover: 0..1, how much they hide. ridges: colour,
-    mean height and roughness in radians, and a seed for each range of hills, far ones first.
+def _draw_backdrop(
+    zenith: Points, horizon: Points, cloud: Points, cover: float, ridges: list[tuple[Points, float, float, int]],
+    canvas: Canvas, heading: float,
+) -> None:  # fmt: skip
+    """Sky and hills. zenith, horizon, cloud: (3,) RGB. cover: 0..1, how much clouds hide. ridges: colour, mean height
+    and roughness in radians, and a seed for each range of hills, far ones first. heading: viewing direction of the
+    camera, radians, so that they stay in place when the road bends.
     """
-
-    zenith: Points
-    horizon: Points
-    cloud: Points
-    cover: float
-    ridges: tuple[tuple[Points, float, float, int], ...]
-
-
-def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
-    """Sky and hills. heading: viewing direction of the camera, radians, so that they stay when the road bends."""
     camera = canvas.camera
     bottom = int(np.clip(camera.horizon() + 0.14 * camera.height, 8, camera.height))
     height = np.clip((camera.horizon() - np.arange(bottom)) / camera.focal, 0.0, 1.0)  # tan(elevation)
     blend = np.clip(height / 0.55, 0, 1)[:, None] ** 0.6
-    rows = backdrop.horizon * (1 - blend) + backdrop.zenith * blend
-    alpha = np.clip((2.6 * backdrop.cover - 1.0) * 0.7, 0, 0.92) * np.clip(height * 9 + 0.2, 0, 1)[:, None]
-    rows = rows + (backdrop.cloud - rows) * alpha
+    rows = horizon * (1 - blend) + zenith * blend
+    alpha = np.clip((2.6 * cover - 1.0) * 0.7, 0, 0.92) * np.clip(height * 9 + 0.2, 0, 1)[:, None]
+    rows = rows + (cloud - rows) * alpha
     canvas.image[:bottom] = np.clip(rows, 0, 255).astype(np.uint8)[:, None, :]
     u = np.linspace(-8, camera.width + 8, 60)
     azimuth = heading + (u - camera.width / 2) / camera.focal
     base = camera.horizon() + 0.06 * camera.height
-    for colour, mean, rough, seed in backdrop.ridges:
+    for colour, mean, rough, seed in ridges:
         rng = np.random.default_rng(seed)
         height = np.full(len(u), mean)
         for k in range(1, 9):
@@ -48,35 +44,6 @@ def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float) -> None:
         v = camera.horizon() - camera.focal * np.clip(height, 0.0, 0.3)
         outline = np.concatenate([np.stack([u, v], 1), [[camera.width + 8, base], [-8, base]]])
         canvas.fill(outline, colour)
-
-
-class Sensor(NamedTuple):
-    """blur: sigma in pixels. noise: sigma in grey levels. jpeg: quality, 0 = none. gamma, gains (r, g, b): of the tone
-    curves.
-    """
-
-    blur: float
-    noise: float
-    jpeg: int
-    gamma: float
-    gains: Points
-
-
-def expose(image: Image, sensor: Sensor, seed: int) -> Image:
-    """The image as delivered by the camera: blur, tone, noise, compression. seed: of the noise."""
-    picture: Any = image  # OpenCV's stubs lose the element type
-    if sensor.blur > 0.25:
-        picture = cv2.GaussianBlur(picture, (0, 0), sensor.blur)
-    ramp = (np.arange(256) / 255.0) ** sensor.gamma * 255.0
-    curves = np.stack([np.clip(ramp * gain, 0, 255) for gain in sensor.gains], axis=1).astype(np.uint8)
-    picture = cv2.LUT(picture, curves[None])
-    cv2.setRNGSeed(seed & 0x7FFFFFFF)
-    grain = cv2.randn(np.zeros(image.shape[:2], np.int16), np.zeros(1), np.full(1, sensor.noise))
-    picture = cv2.add(picture, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
-    if sensor.jpeg > 0:
-        _, coded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, sensor.jpeg])
-        picture = cv2.imdecode(coded, cv2.IMREAD_COLOR)
-    return np.ascontiguousarray(picture, dtype=np.uint8)
 
 
 STYLES = ("highway", "country", "suburb", "city")
@@ -181,8 +148,8 @@ def _lines(rng: np.random.Generator, style: str, width: float, forward: int, opp
     return tuple(lines)
 
 
-def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Light, Backdrop]:
-    """The light for time and weather, and the matching sky."""
+def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Light, Callable[[Canvas, float], None]]:
+    """The light for time and weather, and a function that draws the matching sky for a heading, radians."""
     time, weather = conditions.time, conditions.weather
     dull, warm, beam = _DULL[weather], rng.uniform(0.3, 1.0), 0.0
     if time == "day":
@@ -207,19 +174,38 @@ def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Lig
     outlines = [(0.7, *rng.uniform((0.02, 0.004), (0.075, 0.014))), (0.35 + 0.5 * (dull > 0.8),
                 *rng.uniform((0.004, 0.002), (0.04, 0.01)))]  # fmt: skip
     green = np.array([70.0, 92.0, 66.0]) * float(ambient.mean())
-    ridges = tuple(
+    ridges = [
         (np.clip(green * (1 - haze) + low * haze, 0, 255), tall, rough, int(rng.integers(1 << 30)))
         for haze, tall, rough in outlines
-    )
+    ]
     few, many, most = rng.uniform((0.0, 0.55, 0.75), (0.5, 0.9, 0.85))
     cover = float({"clear": few, "cloudy": many}.get(weather, most))
-    return light, Backdrop(zenith, low, np.clip(overcast * (1.22 - 0.3 * dull), 0, 255), cover, ridges)
+    cloud = np.clip(overcast * (1.22 - 0.3 * dull), 0, 255)
+    return light, partial(_draw_backdrop, zenith, low, cloud, cover, ridges)
 
 
-def sensor(rng: np.random.Generator, conditions: Conditions, width: int) -> Sensor:
-    """The camera's defects."""
+def sensor(rng: np.random.Generator, conditions: Conditions, width: int) -> Callable[[Image, int], Image]:
+    """A function of an image and a seed for the noise that returns the image as the camera delivers it: with blur, tone
+    curves, noise and compression.
+    """
     dark = {"day": 1.0, "dusk": 1.6, "night": 2.4}[conditions.time]
     blur, noise = float(rng.uniform(0.0, 1.0)) * width / 640, float(rng.uniform(0.5, 4.0)) * dark
     jpeg = int(rng.integers(45, 96)) if rng.random() < 0.6 else 0
     gain, gamma, *tint = rng.uniform((0.88, 0.85, 0.93, 0.93, 0.93), (1.14, 1.18, 1.07, 1.07, 1.07))
-    return Sensor(blur, noise, jpeg, float(gamma), gain * np.array(tint))
+    ramp = (np.arange(256)[:, None] / 255.0) ** gamma * 255.0
+    curves = np.clip(ramp * (gain * np.array(tint)), 0, 255).astype(np.uint8)
+
+    def expose(image: Image, seed: int) -> Image:
+        picture: Any = image  # OpenCV's stubs lose the element type
+        if blur > 0.25:
+            picture = cv2.GaussianBlur(picture, (0, 0), blur)
+        picture = cv2.LUT(picture, curves[None])
+        cv2.setRNGSeed(seed & 0x7FFFFFFF)
+        grain = cv2.randn(np.zeros(image.shape[:2], np.int16), np.zeros(1), np.full(1, noise))
+        picture = cv2.add(picture, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
+        if jpeg > 0:
+            _, coded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, jpeg])
+            picture = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+        return np.ascontiguousarray(picture, dtype=np.uint8)
+
+    return expose

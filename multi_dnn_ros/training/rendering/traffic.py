@@ -44,16 +44,9 @@ class Stream(NamedTuple):
     sway: float = 0.0
 
 
-class Actor(NamedTuple):
-    """One thing to draw. class_id: CAR, TRUCK, PEDESTRIAN, or None for scenery. s, d: metres; heading: radians relative
-    to the road, or None to face the camera.
-    """
-
-    mesh: Mesh
-    class_id: int | None
-    s: float
-    d: float
-    heading: float | None
+#: One thing to draw: mesh; CAR, TRUCK, PEDESTRIAN, or None for scenery; s and d in metres; heading in radians relative
+#: to the road, or None to face the camera.
+Actor = tuple[Mesh, int | None, float, float, float | None]
 
 
 class Traffic:
@@ -126,7 +119,7 @@ class Traffic:
     def _actor(self, stream: Stream, made: tuple[Any, int | None, float], s: float, seconds: float) -> Actor:
         appearance, class_id, jitter = made
         if class_id != PEDESTRIAN:
-            return Actor(appearance, class_id, s, stream.d + (jitter - 0.5) * 0.5, _HEADINGS.get(stream.kind))
+            return appearance, class_id, s, stream.d + (jitter - 0.5) * 0.5, _HEADINGS.get(stream.kind)
         d, side_on, stride = stream.d + (jitter - 0.5) * 0.8, 0.15 * np.sign(jitter - 0.5), 0.8
         if stream.kind == "stander":
             side_on, stride = 2.0 * jitter - 1.0, 0.12
@@ -136,7 +129,7 @@ class Traffic:
             walked = (1.25 * seconds + 2 * wide * jitter * 7.0) % (2 * wide)
             d, side_on, stride = (left + walked, 1.0, 1.0) if walked < wide else (right - (walked - wide), -1.0, 1.0)
         phase = (5.6 + 1.6 * jitter) * seconds + 40.0 * jitter
-        return Actor(appearance.figure(phase, stride, float(side_on)), PEDESTRIAN, s, d, None)
+        return appearance.figure(phase, stride, float(side_on)), PEDESTRIAN, s, d, None
 
     def _make(self, number: int, slot: int, lap: int) -> tuple[Any, int | None, float]:
         """Mesh or person, class, and a random number 0..1 of the object in a slot of a stream."""
