@@ -12,6 +12,7 @@ from multi_dnn_ros.cli.options import Commands, positive
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 
+_SAY = partial(print, flush=True)
 _TEXT = """\
 Compare ways to run several large DNNs at once, as in the paper.
 
@@ -114,7 +115,7 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
         run = {**settings, "repeats": args.repeats, "seconds": args.seconds}
         write_figures(args.output, {"scenario": "paper", "settings": run, "sets": sets}, quiet=True)
 
-    sets = measure(chosen, conditions, base, args.seconds, args.repeats, save, partial(print, flush=True))
+    sets = measure(chosen, conditions, base, args.seconds, args.repeats, save, _SAY)
     print(sets_table(sets))
     if args.output is not None:
         plot_sets(sets, args.output.with_suffix(".png"))
@@ -153,15 +154,14 @@ def _peers(args: argparse.Namespace, device: Any) -> int:
 
     args.params_file, args.device = args.params_file or config_file("heavy_gpu.yaml"), str(device)
     config, size = peer_config(options.read_config(args), args.peers), args.size or (1280, 720)
-    settings = {"device": str(device), "dnns": {name: dnn.model for name, dnn in config.dnns.items()},
-                "size": list(size), "seconds": args.seconds}  # fmt: skip
+    models = {name: dnn.model for name, dnn in config.dnns.items()}
+    settings = {"device": str(device), "dnns": models, "size": list(size), "seconds": args.seconds}
 
     def save(sides: dict[str, Any]) -> None:
         write_figures(args.output, {"scenario": "peers", "settings": settings, "sides": sides}, quiet=True)
 
-    say = partial(print, flush=True)
     with log_folder() as folder:
-        print(peers_table(compare_with_peers(config, size, args.seconds, args.repeats, folder, save, say)))
+        print(peers_table(compare_with_peers(config, size, args.seconds, args.repeats, folder, save, _SAY)))
     return 0
 
 
@@ -176,7 +176,7 @@ def _important(args: argparse.Namespace, device: Any) -> int:
         work = Work(
             CONDITIONS["ours_fp16"], (network, *background), str(device), args.sms, jobs=args.jobs, seed=args.seed
         )
-        found.append(measure_important(work, args.seconds, args.repeats, partial(print, flush=True)))
+        found.append(measure_important(work, args.seconds, args.repeats, _SAY))
         write_figures(args.output, {"scenario": "important", "device": str(device), "networks": found}, quiet=True)
     print(important_table(found))
     return 0

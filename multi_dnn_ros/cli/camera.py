@@ -21,14 +21,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.options import Commands, natural, positive
 from multi_dnn_ros.common.errors import CommandError, UsageError
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.camera.sources import Source
 
 #: Encodings of sensor_msgs/Image, and those of CompressedImage.
 ENCODINGS = (
@@ -68,9 +64,14 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Publish until the source ends, --count is reached or the process is stopped."""
+    import rclpy
+    from rclpy.executors import ExternalShutdownException
     from tqdm import tqdm
 
+    from multi_dnn_ros.camera.publisher import CameraPublisher, Report, play
     from multi_dnn_ros.camera.sources import SceneSource, open_source
+    from multi_dnn_ros.ros.middleware import configure
+    from multi_dnn_ros.serving.process_settings import configure_malloc
 
     if args.truth and args.source != "scenes":
         raise UsageError(f"--truth is for the source `scenes`; the truth of {args.source} is not known")
@@ -80,25 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if args.count is not None and isinstance(source, SceneSource):
         with tqdm(total=source.count, unit="image", desc="rendering", leave=False, disable=None) as bar:
             source.prepare(bar.update)
-    published, interrupted = _publish(args, source)
-    for note in source.notes:
-        print(f"warning: {note}", file=sys.stderr)
-    if not published and not interrupted:
-        raise CommandError(f"{source.name}: nothing was published")
-    return 0
-
-
-def _publish(args: argparse.Namespace, source: Source) -> tuple[int, bool]:
-    """Publish the source on its topics. Returns the number of images, and whether this was interrupted."""
-    import rclpy
-    from rclpy.executors import ExternalShutdownException
-
-    from multi_dnn_ros.camera.publisher import CameraPublisher, Report, play
-    from multi_dnn_ros.ros.middleware import configure
-    from multi_dnn_ros.serving.process_settings import configure_malloc
-
     configure_malloc()
-    middleware, report = configure(), Report()
+    middleware, report, complete = configure(), Report(), False
     suffix = "/compressed" if args.encoding in _COMPRESSED else ""
     truth = f"{args.camera}/truth" if args.truth else None
     try:
@@ -115,14 +99,18 @@ def _publish(args: argparse.Namespace, source: Source) -> tuple[int, bool]:
         publisher.wait_for_subscribers(args.wait_for_subscribers, _WAIT_LIMIT_S, rclpy.ok)
         play(source, publisher.publish, report, rate_hz=args.rate, count=args.count, loop=args.loop, running=rclpy.ok)
         publisher.flush(timeout_s=2.0)
-        return report.published, False
+        complete = True
     except (KeyboardInterrupt, ExternalShutdownException):
-        return report.published, True
+        pass
     except Exception:
         if rclpy.ok():
-            raise
-        return report.published, True  # after a signal, publishing fails with various errors
+            raise  # after a signal, publishing fails with various errors
     finally:
         print(report, flush=True)
         node.destroy_node()
         rclpy.try_shutdown()
+    for note in source.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if complete and not report.published:
+        raise CommandError(f"{source.name}: nothing was published")
+    return 0

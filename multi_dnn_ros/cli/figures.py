@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError
 
 
-class UpdateBar(Protocol):
-    """Updates a progress bar."""
-
-    def __call__(self, done: int, total: int, what: str = "", /) -> None:
-        """done: 0 begins again, and the time left is then estimated from there. what: replaces the description."""
-        ...
-
-
 @contextmanager
-def progress_bar(what: str = "", unit: str = "round") -> Iterator[UpdateBar]:
-    """A progress bar with the time left, on stderr if that is a terminal. Yields the function that updates it."""
+def progress_bar(what: str = "", unit: str = "round") -> Iterator[Callable[..., None]]:
+    """A progress bar with the time left, on stderr if that is a terminal. Yields the function that updates it.
+
+    Its arguments: what is done, where 0 begins again, and the time left is then estimated from there; the total; and,
+    if it changes, the description.
+    """
     from tqdm import tqdm
 
     with tqdm(unit=unit, desc=what, disable=None, leave=False) as bar:

@@ -61,20 +61,17 @@ def reserved_domain() -> Iterator[int]:
 class Child:
     """A ``multi-dnn`` command as a child process; a context manager that stops it.
 
-    name: for messages. log: file for its output. environment: variables added to those of this process. module: Python
-    module to run instead of the command. Ctrl-C in the terminal reaches only us, as the child has its own session. The
-    kernel kills it when the thread that has created this object ends, even if this process is killed.
+    name: for messages. log: file for its output. environment: variables added to those of this process. Ctrl-C in the
+    terminal reaches only us, as the child has its own session. The kernel kills it when the thread that has created
+    this object ends, even if this process is killed.
     """
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str],
-        module: str = "multi_dnn_ros.cli.main",
-    ) -> None:  # fmt: skip
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, str(os.getpid()), module, *arguments],
+                [sys.executable, "-u", "-c", _PROGRAM, str(os.getpid()), "multi_dnn_ros.cli.main", *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env={**os.environ, **environment}, start_new_session=True,
             )  # fmt: skip

@@ -21,6 +21,7 @@ from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes, boxes_of
 
 _SETTINGS = ImageSettings("front", 1 << 24)
+_WINDOW = 50
 #: Class names of the true detections, by class_id.
 _TRUE_NAMES = {str(number): name for number, name in enumerate(LABELS)}
 
@@ -59,13 +60,10 @@ def found_names(output: Any) -> list[str]:
     return ["line"] * len(output.lanes) if isinstance(output, Lanes) else []
 
 
-def recorded_frames(
-    bag: BagReader, camera: str, image: str, streams: Sequence[Stream], window: int = 50
-) -> Iterator[RecordedFrame]:
-    """Every frame with a recorded image, in the order of the stamps.
+def recorded_frames(bag: BagReader, camera: str, image: str, streams: Sequence[Stream]) -> Iterator[RecordedFrame]:
+    """Every frame with a recorded image, in the order of the stamps. image: topic of the images, as CompressedImage.
 
-    image: topic of the images, as CompressedImage. window: number of frames that wait for results; results that arrive
-    later are not used.
+    Frames wait for their results until 50 newer ones have arrived.
     """
     truth, lane_mask = f"/{camera}/truth/detections", f"/{camera}/truth/lane_mask"
     names: dict[str, Mapping[str, str]] = {}  # class names by class_id, for each LabelInfo topic
@@ -100,7 +98,7 @@ def recorded_frames(
         message = deserialize_message(recorded.data, message_class(recorded.msgtype))
         stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
         pending.setdefault(stamp_ns, {})[recorded.topic] = message, recorded.stamp_ns
-        if len(pending) > window:
+        if len(pending) > _WINDOW:
             oldest = min(pending)
             yield from frame(oldest, pending.pop(oldest))
     for stamp_ns in sorted(pending):

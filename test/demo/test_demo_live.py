@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,8 @@ from fork_server import ForkServer
 from waiting import until
 
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.demo.children import reserved_domain
 from multi_dnn_ros.demo.report import check_output
 from multi_dnn_ros.replay.bag_reader import BagReader
 
@@ -100,3 +104,15 @@ def test_a_signal_also_ends_the_child_processes(
     assert process.returncode == 130
     assert "interrupted" in error
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [".multi_dnn_demo", "camera.log", "node.log"]
+
+
+def test_domains_in_use_are_skipped_and_an_error_says_when_none_is_free() -> None:
+    with ExitStack() as stack:
+        with reserved_domain() as domain:
+            pass
+        other = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        other.bind(("0.0.0.0", 7400 + 250 * domain + 10))  # as a participant of another ROS 2 does
+        mine = []
+        with pytest.raises(CommandError, match=r"every ROS domain from 20 to 99 is in use"):
+            mine.extend(stack.enter_context(reserved_domain()) for _ in range(81))
+        assert domain not in mine

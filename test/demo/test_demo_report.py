@@ -13,9 +13,8 @@ from rclpy.serialization import serialize_message
 from std_msgs.msg import Header
 
 from multi_dnn_ros.camera.messages import image_message, truth_message
-from multi_dnn_ros.demo.recorded_frames import Stream, recorded_frames
+from multi_dnn_ros.demo.recorded_frames import Stream
 from multi_dnn_ros.demo.report import RecordedDrive, report
-from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.replay import msgtype_of
 from multi_dnn_ros.ros.result_messages import (
@@ -127,15 +126,3 @@ def test_perfect_results_score_one(tmp_path: Path) -> None:
 def test_a_dnn_without_results_is_named(tmp_path: Path) -> None:
     recorded = record(tmp_path / "demo", silent=("pedestrian",))
     assert report(recorded, 0, ended_in_time=False)["silent"] == ["pedestrian"]
-
-
-def test_frames_come_once_in_order_whatever_the_window(tmp_path: Path) -> None:
-    recorded = record(tmp_path / "demo")
-    with BagReader(tmp_path / "demo" / "bag") as bag:
-        for window in (3, 50):
-            seen = list(recorded_frames(bag, "front", "/front/image_raw/compressed", recorded.streams, window))
-            assert [frame.stamp_ns for frame in seen] == [(1000 + k * 100) * MS for k in range(FRAMES)]
-            assert all(set(frame.results) == {"lane", "object", "pedestrian"} for frame in seen)
-            lane, _ = seen[0].results["lane"]
-            assert isinstance(lane, Lanes)
-            np.testing.assert_allclose(lane.lanes[0].points, [[10, 200], [20, 100]])
