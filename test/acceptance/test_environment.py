@@ -56,7 +56,9 @@ def _arguments(words: list[str], recording: Path, folder: Path) -> list[str]:
 
 
 @namespaces
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "replay on Ray" else name for name in COMMANDS]
+)
 def test_a_command_needs_no_user_and_asks_no_name_server(name: str, recording: Path, tmp_path: Path) -> None:
     """Libraries report to their vendors, keep identifiers in the user's cache, and look the user up."""
     log = tmp_path / "network.log"
@@ -72,6 +74,7 @@ def test_a_command_needs_no_user_and_asks_no_name_server(name: str, recording: P
     assert {path.name for path in cache.iterdir()} <= _CACHES if cache.exists() else True
 
 
+@pytest.mark.long
 @namespaces
 def test_the_node_asks_no_name_server(tmp_path: Path) -> None:
     """Reports are sent some seconds after the first DNN was loaded, so the node has to run for a while."""

@@ -97,6 +97,7 @@ def exit_code(jobs: Path, *options: str) -> tuple[int, str]:
         return command.process.wait(LIMIT_S), command.text
 
 
+@pytest.mark.long
 def test_a_killed_process_is_replaced_and_a_failing_job_is_reported(images: Path, tmp_path: Path) -> None:
     jobs = write_jobs(
         tmp_path / "jobs.yaml", images, {"name": "long", "steps": 80}, {"name": "short", "steps": 60},
@@ -121,6 +122,7 @@ def test_a_killed_process_is_replaced_and_a_failing_job_is_reported(images: Path
     assert cv2.imread(str(tmp_path / "out.png")) is not None
 
 
+@pytest.mark.long
 def test_an_interrupted_run_continues(images: Path, tmp_path: Path) -> None:
     jobs = write_jobs(
         tmp_path / "jobs.yaml", images, *({"name": name, "steps": 40, "checkpoint_every_s": 1e6} for name in "ab")
@@ -170,6 +172,6 @@ def test_a_mistake_in_the_jobs_file_is_one_line(images: Path, tmp_path: Path) ->
     jobs = write_jobs(tmp_path / "jobs.yaml", images, {"name": "a", "steps": 20, "optimiser": "sgd"})
     code, text = exit_code(jobs)
     assert code == 1
-    assert text.strip().endswith("jobs.yaml: job 'a': unknown key 'optimiser'; did you mean optimizer?")
+    assert "jobs.yaml: job 'a': unknown key 'optimiser'; allowed: name, model, " in text
     assert len(text.strip().splitlines()) == 1
     assert not (tmp_path / "jobs.fleet").exists()
