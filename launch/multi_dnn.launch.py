@@ -34,7 +34,7 @@ def check_params_file(context: LaunchContext) -> None:
     pushed = context.launch_configurations.get("ros_namespace")  # by PushRosNamespace of an including launch file
     namespace = prefix_namespace(pushed, LaunchConfiguration("namespace").perform(context)) or "/"
     node = prefix_namespace(make_namespace_absolute(namespace), NODE_NAME)
-    require_parameters(LaunchConfiguration("params_file").perform(context), node)
+    require_parameters([LaunchConfiguration("params_file").perform(context)], node)
 
 
 def generate_launch_description() -> LaunchDescription:

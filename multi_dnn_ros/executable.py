@@ -8,7 +8,7 @@ from multi_dnn_ros.cli.run import run_node
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.serving.process_settings import check_process
-from multi_dnn_ros.settings.params_file import ParamsFileError
+from multi_dnn_ros.settings.params_file import ParameterError
 
 
 def main(args: list[str] | None = None) -> int:
@@ -16,6 +16,6 @@ def main(args: list[str] | None = None) -> int:
     try:
         check_process()
         return run_node(args)
-    except (CommandError, MissingExtra, ParamsFileError) as error:
+    except (CommandError, MissingExtra, ParameterError) as error:
         print(f"multi_dnn_node: {error}", file=sys.stderr)
         return 1

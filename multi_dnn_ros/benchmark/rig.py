@@ -262,7 +262,7 @@ class Rig:
     def _sample(self) -> None:
         gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)
         with suppress(psutil.NoSuchProcess):  # the node has just ended
-            self.samples.append(self.processes.sample(gpu_bytes, self._monitor.latest()))
+            self.samples.append(self.processes.sample(gpu_bytes, self._monitor.latest))
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)

@@ -3,7 +3,7 @@
 The node subscribes to the camera topics, runs the DNNs concurrently and publishes lanes, detections and diagnostics. It
 configures and activates itself unless parameter `autostart` is false. Ctrl-C ends it.
 
-Parameters come from a YAML file; the package's config/multi_dnn.yaml explains each of them. What follows --ros-args
+Parameters come from a YAML file; docs/parameters.md explains each of them. What follows --ros-args
 works as for any ROS 2 node and overrides the file.
 
 examples:

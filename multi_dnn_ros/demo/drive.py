@@ -26,8 +26,8 @@ from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, RecordedDrive, clear_ou
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.middleware import configure
+from multi_dnn_ros.settings.forms import PRESETS
 from multi_dnn_ros.settings.params_file import read_params_file
-from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from multi_dnn_ros.settings.forms import parse_size
-from multi_dnn_ros.settings.params_file import StrictLoader, read_text
+from multi_dnn_ros.settings.params_file import StrictLoader
 
 #: Most units of one job: each has a part of every batch.
 MOST_UNITS = 10
@@ -87,7 +87,7 @@ class JobsFile(_FileModel):
 def read_jobs_file(path: Path) -> JobsFile:
     """The content of the file. Raises ValueError with every problem: the job, the key and what is allowed."""
     try:
-        document = yaml.load(read_text(path), StrictLoader)
+        document = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:

@@ -14,7 +14,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import assumed_labels, configured_labels
 from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.sources import load_source
-from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.forms import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 
 log = logging.getLogger(__name__)

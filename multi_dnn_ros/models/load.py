@@ -26,7 +26,7 @@ from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.onnx_network import run_network
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.sources import load_source
-from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.forms import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
 
@@ -25,19 +26,14 @@ _TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
 _THROTTLED = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 
 
-class Temperature(NamedTuple):
-    """Degrees Celsius. limit: value above which the hardware protects itself; None: unknown."""
-
-    value: float
-    limit: float | None = None
-
-
 @dataclass
 class Reading:
-    """Values by name of the sensor: watts, temperatures, why a clock is lowered."""
+    """Values by name of the sensor: watts; degrees Celsius with the value above which the hardware protects itself
+    (None: unknown); why a clock is lowered.
+    """
 
     power_w: dict[str, float] = field(default_factory=dict)
-    temperatures_c: dict[str, Temperature] = field(default_factory=dict)
+    temperatures_c: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     throttled: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -57,17 +53,14 @@ class BoardMonitor:
     def __init__(self, warn: Callable[[str], object], root: Path = Path("/sys"), period_s: float = 2.0) -> None:
         self._warn, self._root, self._period_s = warn, root, period_s
         self._stop = threading.Event()
-        self._latest = Reading()
+        #: The last reading; empty at first.
+        self.latest = Reading()
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
         self._thread.start()
 
-    def latest(self) -> Reading:
-        """The last reading; empty at first."""
-        return self._latest
-
     def statuses(self) -> Iterator[Status]:
         """The status; none for a computer without readable sensors."""
-        reading = self.latest()
+        reading = self.latest
         texts, warnings = [], [f"{name} is throttled: {reason}" for name, reason in reading.throttled.items()]
         values: dict[str, object] = {f"{name} throttled": reason for name, reason in reading.throttled.items()}
         values |= {f"{name} power (W)": f"{watts:.2f}" for name, watts in reading.power_w.items()}
@@ -81,7 +74,7 @@ class BoardMonitor:
                 if value >= limit - _NEAR_LIMIT_C:
                     warnings.append(f"{name} has {value:.0f} degrees Celsius (limit {limit:.0f})")
         if reading.temperatures_c:
-            texts.append(f"{max(it.value for it in reading.temperatures_c.values()):.0f} C")
+            texts.append(f"{max(value for value, _ in reading.temperatures_c.values()):.0f} C")
         if values:
             yield Status("board", WARN if warnings else OK, "; ".join(warnings or texts), values)
 
@@ -91,14 +84,20 @@ class BoardMonitor:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        nvml: Any = None
+        with suppress(Exception):  # no package nvidia-ml-py, no driver, or no GPU; NVMLError has a class for each code
+            import pynvml  # slow on a machine with many GPUs
+
+            pynvml.nvmlInit()
+            nvml = pynvml
         try:
-            nvml = _load_nvml()
             while not self._stop.wait(self._period_s):
                 reading = Reading()
                 _read_rails(self._root, reading)
                 _read_thermal_zones(self._root, reading)
-                _read_gpus(nvml, reading)
-                self._latest = reading
+                if nvml is not None:
+                    _read_gpus(nvml, reading)
+                self.latest = reading
         except Exception as error:
             self._warn(f"the sensors of this computer cannot be read; /diagnostics has no status `board`: {error}")
 
@@ -127,7 +126,7 @@ def _read_thermal_zones(root: Path, reading: Reading) -> None:
         limits = [trip * 1e-3 for trip in trips if trip is not None and 40_000 <= trip <= 150_000]
         kind = text_of(folder / "type") or folder.name
         name = f"{kind}_{folder.name.removeprefix('thermal_zone')}" if kind in reading.temperatures_c else kind
-        reading.temperatures_c[name] = Temperature(value * 1e-3, min(limits, default=None))
+        reading.temperatures_c[name] = value * 1e-3, min(limits, default=None)
 
 
 def _read_rails(root: Path, reading: Reading) -> None:
@@ -141,26 +140,15 @@ def _read_rails(root: Path, reading: Reading) -> None:
             reading.power_w[text_of(label) or label.name] = millivolts * milliamperes * 1e-6
 
 
-def _load_nvml() -> Any:
-    """The module pynvml, initialized; None without the package nvidia-ml-py, a driver or a GPU."""
-    try:
-        import pynvml  # slow on a machine with many GPUs
-
-        pynvml.nvmlInit()
-    except Exception:  # NVMLError has a class for each code
-        return None
-    return pynvml
-
-
 def _read_gpus(nvml: Any, reading: Reading) -> None:
     """Power, temperature and throttling of all GPUs that the driver shows."""
-    for number in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+    for number in range(nvml.nvmlDeviceGetCount()):
         name, gpu = f"GPU_{number}", nvml.nvmlDeviceGetHandleByIndex(number)
         if (milliwatts := _ask(nvml.nvmlDeviceGetPowerUsage, gpu)) is not None:
             reading.power_w[name] = milliwatts * 1e-3
         if (degrees := _ask(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)) is not None:
             limit = _ask(nvml.nvmlDeviceGetTemperatureThreshold, gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-            reading.temperatures_c[name] = Temperature(degrees, limit)
+            reading.temperatures_c[name] = degrees, limit
         reasons = int(_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0)
         if texts := [text for bit, text in _THROTTLED.items() if reasons & bit]:
             reading.throttled[name] = ", ".join(texts)

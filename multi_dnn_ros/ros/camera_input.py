@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
-from rclpy.qos import DurabilityPolicy, QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible
+from rclpy.qos import QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
@@ -34,10 +34,8 @@ _EXAMPLE_BYTES = 1280 * 720 * 3
 
 
 class CameraInput:
-    """The subscription of one camera.
-
-    on_frame: called with each frame (without its image) and the function that decodes the image, as
-    :meth:`CameraDecoder.arrived`; must not block.
+    """The subscription of one camera. on_frame: called with each frame (without its image) and the function that
+    decodes it, as :meth:`CameraDecoder.arrived`.
     """
 
     def __init__(
@@ -62,10 +60,9 @@ class CameraInput:
         self._error = self._warning = ""  # why no image can arrive, and what else is wrong with the publishers
         self._warned: set[str] = set()  # kinds of problems that have been logged and still exist
         self._publishers = node.get_publishers_info_by_topic(self._name)
-        self._qos = self._preferred_qos()
         self._closing = threading.Lock()  # held by callbacks, which run in another thread than close()
         self._closed = False
-        self._subscription = self._subscribe()
+        self._subscription = self._subscribe(self._preferred_qos())
 
     def close(self) -> None:
         """Destroy the subscription; afterwards there are no calls of on_frame."""
@@ -76,23 +73,16 @@ class CameraInput:
     # -- publishers
 
     def check_publishers(self) -> None:
-        """To be called about twice a second. Subscribes again if the publishers offer another reliability.
-
-        The old subscription is destroyed first, so that no image is delivered twice.
-        """
+        """To be called about twice a second. Subscribes again if the publishers offer another reliability."""
         self._judge_publishers()
-        preferred = self._preferred_qos()
         with self._closing:
+            preferred = self._preferred_qos()
             if preferred.reliability != self._qos.reliability and self._of_type() and not self._closed:
-                self._node.destroy_subscription(self._subscription)
-                self._qos = preferred
-                self._subscription = self._subscribe()
+                self._node.destroy_subscription(self._subscription)  # first, so that no image is delivered twice
+                self._subscription = self._subscribe(preferred)
 
     def _judge_publishers(self, event: object = None) -> None:
-        """Find out what is wrong; also called when a publisher with incompatible QoS was found.
-
-        Several publishers are a warning: the results of their images alternate.
-        """
+        """Find out what is wrong; also called when a publisher with incompatible QoS was found."""
         self._publishers = self._node.get_publishers_info_by_topic(self._name)
         now_ns, problem = time.monotonic_ns(), self._why_no_image()
         self._fits_ns = self._fits_ns if problem else now_ns
@@ -111,31 +101,23 @@ class CameraInput:
 
     def _warn_once(self, kind: str, problem: str) -> None:
         """Log a problem that is new; empty: there is none of this kind."""
-        if not problem:
-            self._warned.discard(kind)
-        elif kind not in self._warned:
-            self._warned.add(kind)
+        if problem and kind not in self._warned:
             self._log.warning(f"camera {self._camera}, topic {self.topic}: {problem}")
+        (self._warned.add if problem else self._warned.discard)(kind)
 
     def _of_type(self) -> list[Any]:
         return [publisher for publisher in self._publishers if publisher.topic_type == self._type]
 
     def _preferred_qos(self) -> QoSProfile:
-        """The profile for the parameters ``camera.<camera>.qos`` and ``.depth`` (0: depends on the reliability).
-
-        auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher: the
-        rule of rclpy's best-available profile, which Humble does not have, and which does not tell what it has chosen.
-        sensor_data: best effort. default, reliable: reliable. system_default: of the middleware.
-        """
-        name, depth = self._config.qos, self._config.depth
-        is_offered = all(it.qos_profile.reliability == ReliabilityPolicy.RELIABLE for it in self._of_type())
+        """The profile for the parameters. qos auto: as rclpy's best-available profile, which Humble does not have."""
         reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
-        if name == "system_default":
+        is_offered = all(it.qos_profile.reliability == reliability for it in self._of_type())
+        if self._config.qos == "system_default":
             reliability = ReliabilityPolicy.SYSTEM_DEFAULT
-        elif name == "sensor_data" or (name == "auto" and not is_offered):
+        elif self._config.qos == "sensor_data" or (self._config.qos == "auto" and not is_offered):
             reliability = ReliabilityPolicy.BEST_EFFORT
         default_depth = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
-        return QoSProfile(depth=depth or default_depth, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
+        return QoSProfile(depth=self._config.depth or default_depth, reliability=reliability)
 
     def _why_no_image(self) -> str:
         """Why no image can arrive, and what to do; empty if a publisher has the right type and a compatible QoS."""
@@ -168,11 +150,11 @@ class CameraInput:
 
     # -- images
 
-    def _subscribe(self) -> Any:
-        compressed = self._config.transport == "compressed"
-        kind, callback = (CompressedImage, self._on_compressed) if compressed else (Image, self._on_raw)
+    def _subscribe(self, qos: QoSProfile) -> Any:
+        self._qos = qos
+        kind = CompressedImage if self._config.transport == "compressed" else Image
         callbacks, unsupported = _event_classes()
-        create = partial(self._node.create_subscription, kind, self._name, callback, self._qos)
+        create = partial(self._node.create_subscription, kind, self._name, self._on_image, qos)
         # Without rclpy's default callbacks: incompatible QoS is logged here, with the names of the nodes.
         events = {"message_lost": self._on_lost, "incompatible_qos": self._judge_publishers}
         try:
@@ -180,15 +162,13 @@ class CameraInput:
         except unsupported:
             return create(event_callbacks=callbacks(use_default_callbacks=False))
 
-    def _on_raw(self, message: Image) -> None:
-        self._shape = f"{message.width} x {message.height} {message.encoding[:40]}"
-        self._pass_on(message, decode_image)
-
-    def _on_compressed(self, message: CompressedImage) -> None:
-        self._shape = f"{len(message.data)} bytes {message.format[:40]}"
-        self._pass_on(message, decode_compressed)
-
-    def _pass_on(self, message: Image | CompressedImage, decode: Callable) -> None:
+    def _on_image(self, message: Image | CompressedImage) -> None:
+        decode: Callable = decode_image
+        if isinstance(message, CompressedImage):
+            self._shape = f"{len(message.data)} bytes {message.format[:40]}"
+            decode = decode_compressed
+        else:
+            self._shape = f"{message.width} x {message.height} {message.encoding[:40]}"
         stamp = message.header.stamp
         stamp_ns = int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
         self._received += 1
@@ -215,8 +195,9 @@ class CameraInput:
         """The status `camera <camera>`; also logs new problems. bad_images: that could not be decoded."""
         self._warn_once("stamps", self._ages.problem(now_ns, simulated=self._node.get_clock().ros_time_is_active))
         silence, hz, expected_hz = self.silence(now_ns), self._arrival_hz(now_ns), self._config.rate_hz
-        is_slow = hz < _MIN_RATE * expected_hz and self._received >= _MIN_IMAGES
-        slow = f"{hz:.1f} Hz, camera.{self._camera}.rate_hz is {expected_hz:g}; see docs/cameras.md" if is_slow else ""
+        slow = ""
+        if hz < _MIN_RATE * expected_hz and self._received >= _MIN_IMAGES:
+            slow = f"{hz:.1f} Hz, camera.{self._camera}.rate_hz is {expected_hz:g}; see docs/cameras.md"
         cause = self._too_large() if slow or self._lost or not self._received else ""
         self._warn_once("size", cause)
         problems = "; ".join(text for text in (silence, self._warning, slow, cause) if text)
@@ -246,9 +227,8 @@ class CameraInput:
 
     def _too_large(self) -> str:
         """What to do if the images do not fit the receive buffers of the kernel; empty if they do."""
-        alternative = f"JPEG images (camera.{self._camera}.transport: compressed)"
-        if self._config.transport == "compressed":
-            alternative = "smaller images or a lower JPEG quality"
+        raw = f"JPEG images (camera.{self._camera}.transport: compressed)"
+        alternative = raw if self._config.transport == "raw" else "smaller images or a lower JPEG quality"
         return remedy_for_size(self._image_bytes or _EXAMPLE_BYTES, alternative, rmem_max_bytes())
 
 

@@ -10,13 +10,11 @@ import math
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import distributions
 from typing import NamedTuple
 
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rclpy.clock import Clock, ClockType
-from rclpy.node import Node
+from diagnostic_msgs.msg import DiagnosticStatus
 
 from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.serving.statistics import DnnCameraStatistics, Percentiles
@@ -31,8 +29,7 @@ OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticS
 
 #: Rates and percentiles cover this time.
 WINDOW_NS = 10_000_000_000
-#: A clock that is set back by more than this has started again: a recording is played again. Less may be a correction
-#: of the computer's clock, or the order in which two threads read it or messages of /clock arrive.
+#: A clock that is set back by more than this has started again: a recording is played again. Less is a correction.
 SET_BACK_NS = 500_000_000
 #: A median age beyond this, in either direction, is the difference of two clocks and not a delay.
 _MAX_AGE_MS = 10_000.0
@@ -51,33 +48,30 @@ class Status(NamedTuple):
 
 
 class StampAges:
-    """The ages of one camera's images, in nanoseconds.
-
-    Neither an image without a stamp nor a clock at zero, which is simulated time before the first message on /clock,
-    gives an age. When the clock is set back, all ages are forgotten: the last ones may be those of images that arrived
-    before the clock was set back, and were therefore wrong by the length of the recording.
+    """The ages of one camera's images. An image without a stamp, and a clock at zero (simulated time before the first
+    message on /clock) give none. When the clock is set back, all ages are forgotten.
     """
 
     def __init__(self) -> None:
         self._ages: deque[tuple[int, int]] = deque(maxlen=1024)  # (monotonic time, age)
-        self._clock_ns = self._stamp_ns = self._without_age = 0
+        self._clock_ns = self._without_age = 0
 
     def add(self, at_ns: int, clock_ns: int, stamp_ns: int) -> None:
         """Add an age. at_ns: monotonic clock. clock_ns: the node's clock. stamp_ns: of the header."""
         if clock_ns < self._clock_ns - SET_BACK_NS:
             self._ages.clear()
-        self._clock_ns, self._stamp_ns = clock_ns, stamp_ns
+        self._clock_ns = clock_ns
         self._without_age = 0 if clock_ns and stamp_ns else self._without_age + 1
         if not self._without_age:
             self._ages.append((at_ns, clock_ns - stamp_ns))
 
     def percentiles(self, now_ns: int) -> Percentiles:
-        """The percentiles of the last 10 s; negative ages mean that the sender's clock is ahead of the node's."""
+        """The percentiles of the last 10 s; negative: the sender's clock is ahead of the node's."""
         return Percentiles.of(age for at, age in self._ages.copy() if now_ns - at <= WINDOW_NS)
 
     def problem(self, now_ns: int, *, simulated: bool) -> str:
-        """Why the stamps do not fit the node's clock, which breaks TF and the fusion of several sensors, and what to
-        do; empty: they fit, or there are too few images. simulated: the node uses the time of the topic /clock.
+        """Why the stamps do not fit the node's clock, which breaks TF, and what to do; empty: nothing is known.
+        simulated: the node uses the time of the topic /clock.
         """
         if self._without_age >= _MIN_IMAGES:
             if not self._clock_ns:
@@ -86,50 +80,14 @@ class StampAges:
         age = self.percentiles(now_ns)
         if age.count < _MIN_IMAGES or abs(age.p50) <= _MAX_AGE_MS:
             return ""
-        cure = "/clock has the time of something else"
-        if not simulated:
-            cure = "synchronize the computers; for a recording set use_sim_time, and `ros2 bag play --clock 100`"
+        cure = "synchronize the computers; for a recording set use_sim_time, and `ros2 bag play --clock 100`"
+        cure = "/clock has the time of something else" if simulated else cure
         what = "older" if age.p50 > 0 else "newer"
         return f"the stamps of the images are {abs(age.p50) / 1e3:.0f} s {what} than the clock of the node: {cure}"
 
 
-class Diagnostics:
-    """The publisher and its timer, in every state of the node. statuses: makes the statuses."""
-
-    def __init__(self, node: Node, period_s: float, statuses: Callable[[], Iterable[Status]]) -> None:
-        self._node = node
-        self._statuses = statuses
-        self._hardware_id = platform.node()
-        self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        # On the steady clock, because simulated time may be paused.
-        self._timer = node.create_timer(period_s, self._publish, clock=Clock(clock_type=ClockType.STEADY_TIME))
-
-    def configured(self, device_name: str, period_s: float) -> None:
-        """The node is configured: hardware_id is the name of the computer and of its device."""
-        self._hardware_id = f"{platform.node()} {device_name}"
-        self._timer.timer_period_ns = round(period_s * 1e9)
-
-    def _publish(self) -> None:
-        name = self._node.get_fully_qualified_name().lstrip("/")
-        message = DiagnosticArray()
-        message.header.stamp = self._node.get_clock().now().to_msg()
-        message.status = [
-            DiagnosticStatus(
-                name=f"{name}: {status.name}",
-                level=status.level,
-                message=status.text,
-                hardware_id=self._hardware_id,
-                values=[KeyValue(key=key, value=str(value)) for key, value in status.values.items()],
-            )
-            for status in self._statuses()
-        ]
-        self._publisher.publish(message)
-
-
 def dnn_level(now: DnnCameraStatistics, before: DnnCameraStatistics, silence: str) -> tuple[bytes, str]:
-    """Level and message of an enabled DNN on a camera for the time between two statistics. silence: that of the camera,
-    in words; empty: images arrive.
-    """
+    """Level and message of an enabled DNN on a camera between two statistics. silence: of the camera; empty: none."""
     lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
     if failures := _losses(lost, DropEffect.FAILURE):
         return ERROR, failures

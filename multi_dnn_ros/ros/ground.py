@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,14 +35,8 @@ _RANGE_M = 50.0
 Project = Callable[[npt.NDArray[np.floating]], GroundPoints]
 
 
-class PoseError(ValueError):
-    """The pose of a camera is not known; the message says why."""
-
-
 class Ground:
-    """The projections of cameras onto the ground. Subscriptions to CameraInfo and TF exist only while there is a
-    subscription to points.
-    """
+    """The projections of cameras, with subscriptions to CameraInfo and TF only while somebody subscribes to points."""
 
     def __init__(self, node: LifecycleNode, config: NodeConfig, cameras: Iterable[str]) -> None:
         self._node = node
@@ -95,8 +90,7 @@ class Ground:
         except ImportError:
             return
         buffer = tf2_ros.Buffer()
-        # After simulated time was set back, the buffer would reject new transforms as older than those it has. It only
-        # notices this itself if it gets the node, for which it then also offers a service.
+        # After simulated time was set back, the buffer would reject new transforms as older than those it has.
         back = Duration(nanoseconds=-SET_BACK_NS)
         threshold = JumpThreshold(min_forward=None, min_backward=back, on_clock_change=True)
         self._jumps = self._node.get_clock().create_jump_callback(threshold, post_callback=lambda _: buffer.clear())
@@ -116,20 +110,18 @@ class _CameraGround:
         self._topic = str(node.resolve_topic_name(self._name))
         self._tf: Any = None  # buffer of tf2
         self._subscription: Any = None
-        self._info: CameraInfo | None = None
-        self._calibration: Calibration | None = None  # from _info; None: not checked yet
+        self._info: CameraInfo | None = None  # the last message
         self._without_points = 0  # results
         self._problem = ""  # with the last image; empty: none
-        self.mounted: CameraPose | None = None
-        if settings.height_m > 0.0:
-            position = (settings.x_m, settings.y_m, settings.height_m)
-            self.mounted = CameraPose.mounted(position, settings.roll_rad, settings.pitch_rad, settings.yaw_rad)
+        x, y, z, *angles = settings.pose or (0.0, 0.0, 0.0)
+        self.mounted = CameraPose.mounted((x, y, z), *angles) if angles else None
 
     def update(self, wanted: bool, tf: Any) -> None:
         """wanted: whether the points have a subscription; the CameraInfo is subscribed to only then. tf: buffer."""
         self._tf = tf
         if wanted and self._subscription is None:
-            self._subscription = self._node.create_subscription(CameraInfo, self._name, self._on_info, _QOS)
+            keep = partial(setattr, self, "_info")
+            self._subscription = self._node.create_subscription(CameraInfo, self._name, keep, _QOS)
         elif not wanted and self._subscription is not None:
             self._node.destroy_subscription(self._subscription)
             self._subscription = self._info = None
@@ -141,11 +133,9 @@ class _CameraGround:
             view, self._problem = self._view(header, image_size), ""
             return view.project
         except CalibrationError as error:
-            self._problem = f"{error} ({self._topic})"
-        except PoseError as error:
-            self._problem = f"{error}; set camera.{self._camera}.height_m, pitch_rad, ... or correct the transform"
-        self._without_points += 1
-        return None
+            self._problem = str(error)
+            self._without_points += 1
+            return None
 
     def status(self) -> Status:
         """WARN while points with a subscription cannot be computed."""
@@ -157,45 +147,38 @@ class _CameraGround:
         text = "no subscription" if self._subscription is None else f"points in {self._vehicle}"
         return Status(f"ground {self._camera}", WARN if self._problem else OK, self._problem or text, values)
 
-    def _on_info(self, message: CameraInfo) -> None:
-        message.header = Header()
-        if message != self._info:  # usually it is the same, as cameras publish it with every image
-            self._info, self._calibration = message, None
-
     def _view(self, header: Header, image_size: tuple[int, int]) -> GroundView:
-        """Raises CalibrationError and PoseError."""
-        if (info := self._info) is None:
-            raise CalibrationError("no CameraInfo; start the camera's driver with a calibration, or remap its topic")
-        calibration = self._calibration or checked_calibration(info, rectified=self._settings.rectified)
-        if info is self._info:
-            self._calibration = calibration
-        area = calibration.area(image_size)
+        """Raises CalibrationError."""
+        try:
+            if self._info is None:
+                raise CalibrationError("no CameraInfo; start the camera's driver, calibrated, or remap its topic")
+            calibration = checked_calibration(self._info, rectified=self._settings.rectified)
+            area = calibration.area(image_size)
+        except CalibrationError as error:
+            raise CalibrationError(f"{error} ({self._topic})") from None
         pose = self.mounted or self._pose_in_tf(header)
         if (height := float(pose.position[2])) <= 0.0:
-            raise PoseError(f"the camera is {-height:.2f} m below the ground")
+            raise CalibrationError(f"the camera is {-height:.2f} m below the ground; correct its transform")
         turned = CameraPose(pose.rotation @ calibration.rotation, pose.position)
         return GroundView(calibration.lens, area, turned, range_m=_RANGE_M)
 
     def _pose_in_tf(self, header: Header) -> CameraPose:
-        """The pose of the image's frame in that of the vehicle at the time of its stamp. Raises PoseError."""
-        frame, vehicle, buffer = header.frame_id, self._vehicle, self._tf
-        if buffer is None:
-            raise PoseError("TF is not subscribed to, or tf2_ros (package tf2_ros_py) is not installed")
+        """The pose of the image's frame in that of the vehicle at the time of its stamp. Raises CalibrationError."""
+        frame, vehicle, reason = header.frame_id, self._vehicle, "tf2_ros (package tf2_ros_py) is not installed"
         try:
-            found = buffer.lookup_transform(vehicle, frame.lstrip("/"), Time.from_msg(header.stamp)).transform
-            at, turned = found.translation, found.rotation
-            return CameraPose.of_transform((at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
+            if self._tf is not None:
+                found = self._tf.lookup_transform(vehicle, frame.lstrip("/"), Time.from_msg(header.stamp)).transform
+                at, turned = found.translation, found.rotation
+                return CameraPose.of_transform((at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
         except Exception as error:  # tf2's exceptions have no common base class that can be imported without tf2
             reason = summarize_error(error).rstrip(".")
-            raise PoseError(f"TF has no transform from {frame!r} to {vehicle}: {reason}") from error
+        text = f"TF has no transform from {frame!r} to {vehicle}: {reason}"
+        raise CalibrationError(f"{text}; publish it, or set camera.{self._camera}.pose")
 
 
 class Calibration(NamedTuple):
-    """A checked CameraInfo.
-
-    rotation: (3, 3) from the frame of the image's rays to the optical frame; not the identity for rectified images of
-    a stereo camera. roi: left, top, width and height of the region of interest in the calibrated image. image_size:
-    (width, height) of the region of interest, divided by the binning.
+    """A checked CameraInfo. rotation: (3, 3) from the frame of the image's rays to the optical frame (if rectified).
+    roi: left, top, width and height in the calibrated image. image_size: (width, height) of it, divided by the binning.
     """
 
     lens: Lens

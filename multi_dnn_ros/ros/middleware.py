@@ -26,9 +26,7 @@ _USER_VARIABLES = {
 #: delivers more through shared memory (docs/cameras.md).
 _UDP_MIN_BYTES = 2_000_000
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
-_MAPS = Path("/proc/self/maps")
-#: Payload that fits a receive buffer, as a share of its size as the kernel counts it, which is twice the granted size.
-#: Measured: 0.884 with datagrams of 14,720 bytes on the loopback interface, Linux 6.18.
+#: Payload that fits a receive buffer, as a share of its size as the kernel counts it, twice the granted one (measured).
 _PAYLOAD_SHARE = 0.88
 #: Smallest net.core.rmem_max that is recommended.
 _MIN_RECOMMENDED = 10_485_760
@@ -46,9 +44,8 @@ def configure(environment: MutableMapping[str, str] = os.environ) -> str:
     if name == "rmw_cyclonedds_cpp":
         variable, value = "CYCLONEDDS_URI", f"file://{config_file('cyclonedds.xml')}"
     elif name == "rmw_fastrtps_cpp" and (rmem_max_bytes() or 0) >= _UDP_MIN_BYTES:
-        # Of Fast DDS 2 or 3, whose library is loaded here; that of Fast DDS 2 is libfastrtps.so.
-        variable = _FAST_FILE_VARIABLES["/libfastdds.so" in _MAPS.read_text()]
-        value = str(config_file("fastdds_udp.xml"))
+        value = environment[_FAST_FILE_VARIABLES[0]] = str(config_file("fastdds_udp.xml"))
+        variable = _FAST_FILE_VARIABLES[1]
     else:
         return f"middleware: {name} with its own settings"
     environment[variable] = value
@@ -64,10 +61,8 @@ def rmem_max_bytes() -> int | None:
 
 
 def remedy_for_size(image_bytes: int, alternative: str, limit: int | None) -> str:
-    """What to do about images that do not fit the receive buffer of a socket; empty if they fit.
-
-    A raw image arrives as one burst of datagrams, faster than the middleware reads them, so the buffer must hold all
-    of it. image_bytes: size of one image. alternative: a remedy without root. limit: net.core.rmem_max; None: unknown.
+    """What to do about raw images, each of which arrives as one burst, if the receive buffer of a socket is too small;
+    otherwise empty. image_bytes: of one. alternative: a remedy without root. limit: rmem_max; None: unknown.
     """
     needed = math.ceil(image_bytes / _PAYLOAD_SHARE / 2)
     if limit is None or limit >= needed:

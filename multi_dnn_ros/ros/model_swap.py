@@ -11,9 +11,9 @@ from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
 from multi_dnn_ros.ros.served_dnns import ServedDnns
-from multi_dnn_ros.serving.descriptions import Changes, DnnDescription
+from multi_dnn_ros.serving.descriptions import DnnDescription
 from multi_dnn_ros.serving.groups import Swap
-from multi_dnn_ros.settings.parameter_fields import shown
+from multi_dnn_ros.settings.params_file import shown
 
 
 class ModelSwaps:
@@ -33,8 +33,9 @@ class ModelSwaps:
         self._served = served
         self._lock = lock
         self._restore = restore
-        self._changes: dict[str, dict[str, Any]] = {}  # settings of the latest swap
-        self._swap: Swap | None = None  # the latest swap
+        self._requested: dict[str, Any] = {}  # values by the name of the parameter, until their swap begins
+        self._changes: dict[str, Any] = {}  # of the latest swap
+        self._swap: Swap | None = None  # the latest one
         self._under_way = False
         self._begin_s = 0.0
         self._level, self._text = OK, ""
@@ -45,21 +46,17 @@ class ModelSwaps:
         """Why no swap is possible now; empty: a swap is possible."""
         if self._served.config.isolation == "none":
             return "with isolation 'none' there is no engine process that could be replaced"
-        return "another model swap is under way" if self._under_way and self._swap is not None else ""
+        return "another model swap is under way" if self._under_way else ""
 
     def request(self, name: str, value: Any) -> None:
-        """The parameter `dnn.<dnn>....` was set."""
-        _, dnn, field = name.split(".", 2)
-        if self._value(dnn, field) == value:
-            return
-        if not self._under_way:
-            self._changes, self._swap, self._under_way = {}, None, True
-        self._changes.setdefault(dnn, {})[field] = value
-        self._wake.trigger()
+        """The parameter `dnn.<dnn>....` was set. Without effect if the value is served, unless another is requested."""
+        if self._requested or self._value(name) != value:
+            self._requested[name] = value
+            self._wake.trigger()
 
     def end(self) -> None:
         """Begin nothing more; a swap under way ends with the host."""
-        self._under_way = False
+        self._requested, self._under_way = {}, False
 
     def close(self) -> None:
         """To be called when the host was closed, which may use the guard condition."""
@@ -75,62 +72,64 @@ class ModelSwaps:
 
     def _step(self) -> None:
         with self._lock:
-            if not self._under_way:
-                return
-            if self._swap is None:
-                self._begin_s = time.monotonic()
-                self._level, self._text = OK, f"preparing {', '.join(self._changes)}"
-                self._swap = self._served.host.swap(self._changes, self._wake.trigger)
-                self._log.info(f"model swap: preparing an engine process with {self._listed()}")
-                return
-            if self._swap.failure:
-                self._fail(self._swap, self._swap.failure)
-            elif self._swap.is_prepared:
-                self._commit(self._swap, self._swap.descriptions())
+            if self._requested:
+                self._begin()
+            elif self._under_way and (swap := self._swap) is not None:
+                if failure := swap.failure or (self._kind_problem(swap.descriptions()) if swap.is_prepared else ""):
+                    swap.cancel("the new settings cannot be used")  # on other devices, too
+                    self._report(WARN, f"failed, the previous settings stay in use: {failure}")
+                    self._restore({name: self._value(name) for name in self._changes})
+                elif swap.is_prepared and not swap.commit():
+                    self._wake.trigger()  # its state has just changed: check again
+                elif not swap.is_under_way:
+                    self._served.adopt(self._by_dnn(), swap.descriptions())
+                    took_s = time.monotonic() - self._begin_s
+                    self._report(OK, f"{', '.join(self._by_dnn())} took over after {took_s:.1f} s")
 
-    def _commit(self, swap: Swap, dnns: Mapping[str, DnnDescription]) -> None:
-        if problem := _kind_problem(self._changes, self._served.description.dnns, dnns):
-            self._fail(swap, problem)
-        elif not swap.commit():
-            self._wake.trigger()  # its state has just changed: check again
-        else:
-            self._under_way = False
-            self._served.adopt(self._changes, dnns)
-            self._text = f"{', '.join(self._changes)} took over after {time.monotonic() - self._begin_s:.1f} s"
-            self._log.info(f"model swap: {self._text}: {self._listed()}")
+    def _begin(self) -> None:
+        changes = {name: value for name, value in self._requested.items() if value != self._value(name)}
+        self._requested = {}
+        if changes:
+            self._changes, self._under_way, self._begin_s = changes, True, time.monotonic()
+            self._level, self._text = OK, f"preparing {', '.join(self._by_dnn())}"
+            self._swap = self._served.host.swap(self._by_dnn(), self._wake.trigger)
+            self._log.info(f"model swap: preparing an engine process with {self._listed()}")
 
-    def _fail(self, swap: Swap, reason: str) -> None:
-        swap.cancel("the new settings cannot be used")  # on other devices, too
+    def _report(self, level: bytes, text: str) -> None:
+        """The swap has ended."""
         self._under_way = False
-        self._level, self._text = WARN, f"failed, the previous settings stay in use: {reason}"
-        self._log.error(f"model swap failed, the previous settings stay in use: {self._listed()}: {reason}")
-        changed = [(dnn, name) for dnn, values in self._changes.items() for name in values]
-        self._restore({f"dnn.{dnn}.{name}": self._value(dnn, name) for dnn, name in changed})
+        self._level, self._text = level, text
+        if level == OK:  # two calls, because rclpy allows only one level per calling line
+            self._log.info(f"model swap: {text}: {self._listed()}")
+        else:
+            self._log.error(f"model swap: {text}: {self._listed()}")
 
-    def _value(self, dnn: str, name: str) -> Any:
+    def _value(self, name: str) -> Any:
         """The value of a parameter that is served."""
+        _, dnn, *path = name.split(".")
         settings = self._served.config.dnns[dnn]
-        if not name.startswith("output."):
-            return getattr(settings, name)
-        _, output, field = name.split(".", 2)
-        return getattr(settings.outputs[output], field)
+        return getattr(settings.outputs[path[1]] if len(path) > 1 else settings, path[-1])
+
+    def _by_dnn(self) -> dict[str, dict[str, Any]]:
+        """The changes by DNN and the rest of the parameter's name."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, value in self._changes.items():
+            _, dnn, field = name.split(".", 2)
+            found.setdefault(dnn, {})[field] = value
+        return found
 
     def _listed(self) -> str:
         """`dnn.object.model = 'a.onnx', dnn.object.labels = ['cone']`."""
-        return ", ".join(
-            f"dnn.{dnn}.{name} = {shown(value)}"
-            for dnn, values in self._changes.items()
-            for name, value in values.items()
-        )
+        return ", ".join(f"{name} = {shown(value)}" for name, value in self._changes.items())
 
-
-def _kind_problem(changes: Changes, old: Mapping[str, DnnDescription], new: Mapping[str, DnnDescription]) -> str:
-    """Why new settings cannot be served: a DNN's results would not have the kind of its topics. Empty: no such DNN."""
-    for dnn in changes:
-        before, after = ({name: it.result_kind for name, it in found[dnn].results.items()} for found in (old, new))
-        if before != after:
-            return (
-                f"the results of {dnn} would be {', '.join(after.values())}, but its topics are those of "
-                f"{', '.join(before.values())}; clean up the node, set the parameter, and configure again"
-            )
-    return ""
+    def _kind_problem(self, new: Mapping[str, DnnDescription]) -> str:
+        """Why new settings cannot be served: a DNN's results would not have the kind of its topics. Empty: they can."""
+        for dnn in self._by_dnn():
+            served = self._served.description.dnns
+            before, after = ({name: it.result_kind for name, it in dnns[dnn].results.items()} for dnns in (served, new))
+            if before != after:
+                return (
+                    f"the results of {dnn} would be {', '.join(after.values())}, but its topics are those of "
+                    f"{', '.join(before.values())}; clean up the node, set the parameter, and configure again"
+                )
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 import traceback
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from lifecycle_msgs.srv import ChangeState
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
@@ -18,7 +20,7 @@ from rclpy.node import Node
 from rclpy.timer import Timer
 
 from multi_dnn_ros.ros.board import BoardMonitor
-from multi_dnn_ros.ros.diagnostics import ERROR, OK, VERSIONS, WARN, Diagnostics, Status
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, VERSIONS, WARN, Status
 from multi_dnn_ros.ros.model_swap import ModelSwaps
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.served_dnns import ServedDnns
@@ -38,26 +40,15 @@ class MultiDnnNode(LifecycleNode):
     """The node of the package. Transitions (see is_transition) may run in a thread beside that of all other callbacks.
 
     configure: start the engine; load, cut and warm up the DNNs. activate: subscribe to the cameras and serve.
-    deactivate: accept no more frames and finish those in progress. cleanup: end the engine, which frees all memory that
-    the DNNs use.
-
-    build: builds the pipeline in the engine process. host: makes the host of the engine. board: starts reading the
-    sensors of the computer. All other arguments go to rclpy's Node.
+    deactivate: accept no more frames, finish those in progress. cleanup: end the engine, which frees its memory.
+    build: builds the pipeline in the engine process. All other arguments go to rclpy's Node.
     """
 
-    def __init__(
-        self,
-        *,
-        build: Build = build_pipeline,
-        host: Callable[[Build], Host] = Host,
-        board: Callable[[Callable[[str], None]], BoardMonitor] = BoardMonitor,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, *, build: Build = build_pipeline, **arguments: Any) -> None:
         Node.__init__(self, NODE_NAME, **arguments)
         # LifecycleNode has no parameter for the group. Reentrant, because get_state must respond during a transition.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         self._build = build
-        self._make_host = host
         self._host: Host | None = None  # from the start of configuring
         self._progress: str | None = None  # while configuring
         self._served: ServedDnns | None = None  # while configured, as _swaps
@@ -65,18 +56,21 @@ class MultiDnnNode(LifecycleNode):
         self._failure = ""  # why the last transition failed
         self._state = "unconfigured"
         self._closing = False
-        #: Names of threads that did not end in time.
-        self.hung: list[str] = []
+        #: Whether a thread did not end in time.
+        self.hangs = False
         self._transition = threading.Lock()  # held during a transition
         self._changes = threading.RLock()  # changed parameters must not meet an ending configuration
-        self._board = board(self.get_logger().warning)
+        self._board = BoardMonitor(self.get_logger().warning)
         self._node_parameters = NodeParameters(self, self._apply, lambda: self._swaps)
-        self._diagnostics = Diagnostics(self, self._node_parameters.value("diagnostics_period_s"), self._statuses)
+        self._hardware_id = platform.node()
+        self._reports = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        # On the steady clock, because simulated time may be paused.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        period_s = self._node_parameters.value("diagnostics_period_s")
+        self._report_timer = self.create_timer(period_s, self._publish_statuses, clock=steady)
         self._start_timer: Timer | None = None
         if self.autostart:
-            # On the steady clock, because simulated time may be paused.
-            clock = Clock(clock_type=ClockType.STEADY_TIME)
-            self._start_timer = self.create_timer(0.001, self._start, MutuallyExclusiveCallbackGroup(), clock)
+            self._start_timer = self.create_timer(0.001, self._start, MutuallyExclusiveCallbackGroup(), steady)
 
     @property
     def autostart(self) -> bool:
@@ -99,7 +93,7 @@ class MultiDnnNode(LifecycleNode):
                 host.cancel()
         if not idle:
             self.get_logger().error("the transition in progress does not end; the node ends with exit code 1")
-            self.hung.append("transition")
+            self.hangs = True
             return
         self._transition.release()
         try:
@@ -111,35 +105,30 @@ class MultiDnnNode(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """FAILURE leaves the node unconfigured, with the reason in the log; parameters can then be corrected."""
-        with self._transition:
-            self._failure, self._state = "", "configuring"
-            try:
+        self._failure, self._state = "", "configuring"
+        try:
+            with self._in_transition("configure", self._release):
                 self._configure()
-            except Exception as error:
-                self._log_failure("configure", error)
-                self._release()
-                return FAILURE
-            finally:
-                self._progress = None
-            self._state = "inactive"
-            return super().on_configure(state)
+                self._state = "inactive"
+                return super().on_configure(state)
+        except Exception:
+            return FAILURE
+        finally:
+            self._progress = None
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        with self._transition:
-            served = self._served
-            assert served is not None
-            super().on_activate(state)  # before the first result, because inactive publishers drop messages
-            try:
-                with self._changes:  # a parameter that changes meanwhile takes effect afterwards
-                    served.start()
-            except Exception as error:
-                self._log_failure("activate", error)
-                self._stop_serving()
-                super().on_deactivate(state)
-                return FAILURE
-            self._failure, self._state = "", "active"
-            self.get_logger().info(f"active: processing images of {', '.join(served.cameras)}")
-            return SUCCESS
+        served = self._served
+        assert served is not None
+        super().on_activate(state)  # before the first result, because inactive publishers drop messages
+        try:
+            with self._in_transition("activate", self._stop_serving), self._changes:
+                served.start()  # a parameter that changes meanwhile takes effect afterwards
+        except Exception:
+            super().on_deactivate(state)
+            return FAILURE
+        self._failure, self._state = "", "active"
+        self.get_logger().info(f"active: processing images of {', '.join(served.cameras)}")
+        return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         with self._in_transition("deactivate"):
@@ -166,13 +155,24 @@ class MultiDnnNode(LifecycleNode):
         return SUCCESS
 
     @contextmanager
-    def _in_transition(self, what: str) -> Iterator[None]:
-        """Hold the lock of transitions. An unexpected error is logged, which rclpy does not do before on_error."""
+    def _in_transition(self, what: str, undo: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold the lock of transitions. An error is logged, which rclpy does not do, and `undo` called."""
         with self._transition:
             try:
                 yield
+            except Cancelled:
+                self.get_logger().info(f"cancelled: {what}")
+                undo()
+                raise
             except Exception as error:
-                self._log_failure(what, error)
+                # Mistakes in parameters and files are explained by their message, other errors by a traceback.
+                expected = getattr(error, "expected", isinstance(error, (ValueError, OSError)))
+                text = str(error) if expected or isinstance(error, ConfigureError) else traceback.format_exc()
+                lines = text.splitlines() or [type(error).__name__]
+                self._failure = f"cannot {what}: {text if expected else lines[-1]}"
+                for line in lines:
+                    self.get_logger().error(f"cannot {what}: {line}")
+                undo()
                 raise
 
     def _start(self) -> None:
@@ -186,9 +186,8 @@ class MultiDnnNode(LifecycleNode):
             self.get_logger().warning(f"autostart ends: {error}")
 
     def _configure(self) -> None:
-        self._progress = "reading the parameters"
         config = self._node_parameters.lock("configuring")  # later changes would not be part of this configuration
-        self._host = host = self._make_host(self._build)
+        self._host = host = Host(self._build)
         if self._closing:
             raise Cancelled
         self._progress = "loading the engine"
@@ -197,7 +196,8 @@ class MultiDnnNode(LifecycleNode):
             self._served = ServedDnns(self, config, host, description)
             self._swaps = ModelSwaps(self, self._served, self._changes, self._node_parameters.restore)
             self._node_parameters.lock("configured")
-        self._diagnostics.configured(description.device_name, self._node_parameters.value("diagnostics_period_s"))
+        self._hardware_id = f"{platform.node()} {description.device_name}"
+        self._report_timer.timer_period_ns = round(config.diagnostics_period_s * 1e9)
         memory = ", ".join(f"{name.removesuffix(' (bytes)')} {value >> 20} MiB" for name, value in self._memory())
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
@@ -211,9 +211,9 @@ class MultiDnnNode(LifecycleNode):
 
     def _stop_serving(self) -> None:
         if self._served is not None and (hanging := self._served.stop()):
-            self.hung += hanging
-            text = f"threads did not end within {STOP_TIMEOUT_S:g} s: {', '.join(hanging)}; restart the node"
-            self.get_logger().error(text)
+            self.hangs = True
+            self._failure = f"threads did not end within {STOP_TIMEOUT_S:g} s: {', '.join(hanging)}; restart the node"
+            self.get_logger().error(self._failure)
 
     def _release(self) -> None:
         """End the engine, and free everything that configuring created."""
@@ -232,18 +232,6 @@ class MultiDnnNode(LifecycleNode):
         self._host = None
         self._state = "unconfigured"
 
-    def _log_failure(self, what: str, error: Exception) -> None:
-        """Mistakes in parameters and files are explained by their message, other errors by a traceback."""
-        if isinstance(error, Cancelled):
-            self.get_logger().info(f"cancelled: {what}")
-            return
-        expected = error.expected if isinstance(error, ConfigureError) else isinstance(error, (ValueError, OSError))
-        text = str(error) if isinstance(error, ConfigureError) or expected else traceback.format_exc()
-        lines = text.splitlines() or [type(error).__name__]
-        self._failure = f"cannot {what}: {text if expected else lines[-1]}"
-        for line in lines:
-            self.get_logger().error(f"cannot {what}: {line}")
-
     # -- parameters
 
     def _apply(self, name: str, value: Any) -> None:
@@ -258,7 +246,7 @@ class MultiDnnNode(LifecycleNode):
     # -- diagnostics
 
     def status(self) -> Status:
-        """The status `node`: OK while configured; ERROR after a failed transition, or if threads hang."""
+        """The status `node`: OK while configured; ERROR after a failed transition."""
         served, progress = self._served, self._progress
         values: dict[str, object] = {"state": self._state, **VERSIONS}
         if served is not None:
@@ -266,10 +254,24 @@ class MultiDnnNode(LifecycleNode):
         values |= dict(self._memory())
         if self._failure:
             return Status("node", ERROR, self._failure, values)
-        if self.hung:
-            return Status("node", ERROR, f"threads hang: {', '.join(self.hung)}", values)
         text = self._state if progress is None else f"configuring: {progress}"
         return Status("node", OK if served is not None else WARN, text, values)
+
+    def _publish_statuses(self) -> None:
+        name = self.get_fully_qualified_name().lstrip("/")
+        message = DiagnosticArray()
+        message.header.stamp = self.get_clock().now().to_msg()
+        message.status = [
+            DiagnosticStatus(
+                name=f"{name}: {status.name}",
+                level=status.level,
+                message=status.text,
+                hardware_id=self._hardware_id,
+                values=[KeyValue(key=key, value=str(value)) for key, value in status.values.items()],
+            )
+            for status in self._statuses()
+        ]
+        self._reports.publish(message)
 
     def _statuses(self) -> Iterator[Status]:
         host, served, swaps = self._host, self._served, self._swaps  # a transition may change them

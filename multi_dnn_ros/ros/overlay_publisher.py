@@ -76,13 +76,12 @@ class OverlayPublisher:
 
     def _is_watched(self, camera: str) -> bool:
         """Whether the overlay has a subscription; otherwise, forget its unfinished frames and last results."""
-        if self._outputs.is_overlay_wanted(camera):
-            return True
-        if self._open[camera] or self._latest[camera]:
+        is_wanted = self._outputs.is_overlay_wanted(camera)
+        if not is_wanted and (self._open[camera] or self._latest[camera]):
             with self._wake:
                 self._open[camera].clear()
                 self._latest[camera].clear()
-        return False
+        return is_wanted
 
     def _finish(self, dnn: str, frame: Frame, layers: Layers) -> None:
         camera = frame.camera

@@ -11,21 +11,14 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.settings.flat_parameters import REPLACED_BY_OUTPUTS, read_parameters, unknown_parameters
-from multi_dnn_ros.settings.parameter_fields import (
-    DEFAULT_CAMERAS,
-    DEFAULT_DNNS,
-    OUTPUTS,
-    ParameterError,
+from multi_dnn_ros.settings.flat_parameters import (
+    REPLACED_BY_OUTPUTS,
     ParameterField,
-    checked_names,
-    initial_value,
-    is_name_list,
-    is_swappable,
-    missing_file,
     parameter_fields,
-    shown,
+    read_parameters,
+    unknown_parameters,
 )
+from multi_dnn_ros.settings.params_file import ParameterError, shown
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
@@ -38,12 +31,9 @@ _LIST_TYPES = {"string[]": Parameter.Type.STRING_ARRAY, "float[]": Parameter.Typ
 class NodeParameters:
     """Declares the parameters of a node and validates changes.
 
-    A mistake in a parameter file or on the command line must not end the process: an invalid value is declared as it
-    is, :meth:`lock` reports it, and the user can correct it while the node runs. Therefore parameters are declared with
-    dynamic typing, and the types are checked here. Names of cameras, DNNs and outputs are those of the start.
-
-    apply: called with (name, value) after a runtime parameter has changed. swaps: changes other parameters of DNNs
-    while the node is configured.
+    An invalid value is declared as it is, with dynamic typing; :meth:`lock` reports it, and the user can correct it
+    while the node runs. apply: called with (name, value) after a runtime parameter has changed. swaps: changes other
+    parameters of DNNs while the node is configured.
     """
 
     def __init__(self, node: Node, apply: Callable[[str, Any], None], swaps: Callable[[], ModelSwaps | None]) -> None:
@@ -55,13 +45,10 @@ class NodeParameters:
         # The only public access to undeclared overrides in rclpy, automatically_declare_parameters_from_overrides,
         # raises for an empty list (Jazzy).
         given = {name: getattr(it, "value", it) for name, it in node._parameter_overrides.items()}
-        self._cameras = _names("cameras", given, DEFAULT_CAMERAS)
-        self._dnns = _names("dnns", given, DEFAULT_DNNS)
-        self._outputs = {dnn: _names(f"dnn.{dnn}.{OUTPUTS}", given, ()) for dnn in self._dnns}
-        self._fields = parameter_fields(self._cameras, self._dnns, self._outputs)
+        self._fields = parameter_fields(given)
         for name, field in self._fields.items():
-            self._declare(name, field, initial_value(name, field, given))
-        self._unknown, self._warnings = self._unknown_among(given)
+            self._declare(name, field, given.get(name, field.default))
+        self._unknown, self._warnings = unknown_parameters(given, self._fields)
         self._accept_all = False
         if hasattr(node, "add_pre_set_parameters_callback"):  # not on Humble
             node.add_pre_set_parameters_callback(self._prepare)
@@ -78,22 +65,18 @@ class NodeParameters:
             return field.default
 
     def lock(self, state: str) -> NodeConfig:
-        """The configuration of the present parameters, from which the node is being configured, or is configured.
+        """The configuration of the present parameters. state: "configuring" or "configured", for messages.
 
-        state: "configuring" or "configured", for messages. Raises ParameterError with every wrong name, value and
-        topic; then :meth:`unlock` is to be called, too.
+        Raises ParameterError with every wrong name, value and topic; then :meth:`unlock` is to be called, too.
         """
-        for warning in self._warnings:
-            self._node.get_logger().warning(warning)
-        self._warnings = []
+        while self._warnings:
+            self._node.get_logger().warning(self._warnings.pop(0))
         self._locked = state  # first: a value that another thread sets now must not be missing in the configuration
-        parsed = read_parameters({name: self._node.get_parameter(name).value for name in self._fields})
-        problems = [*self._unknown, *parsed.problems]
-        if parsed.config is not None:
-            problems += self._topic_problems(parsed.config)
-        if problems or parsed.config is None:
+        config, problems = read_parameters({name: self._node.get_parameter(name).value for name in self._fields})
+        problems = [*self._unknown, *problems, *(self._topic_problems(config) if config is not None else ())]
+        if problems or config is None:
             raise ParameterError(problems)
-        return parsed.config
+        return config
 
     def unlock(self) -> None:
         """The node is not configured any more."""
@@ -110,19 +93,17 @@ class NodeParameters:
     def _declare(self, name: str, field: ParameterField, value: Any) -> None:
         descriptor = ParameterDescriptor(description=field.description, dynamic_typing=True)
         descriptor.additional_constraints = field.allowed
-        if not field.runtime:
-            how = "replaces the engine process" if is_swappable(name) else "is refused"
+        if field.change != "runtime":
+            how = "replaces the engine process" if field.change == "swap" else "is refused"
             descriptor.additional_constraints += f". A change while the node is configured {how}."
+        if value is None and field.kind in _LIST_TYPES:  # an empty list in a parameter file
+            value = []
         self._node.declare_parameter(name, value, descriptor, ignore_override=True)
         if isinstance(value, list) and not value:
             self._node.set_parameters([_parameter(name, field, value)])
 
-    def _unknown_among(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Errors and warnings about names that are no parameters."""
-        return unknown_parameters(values, self._cameras, self._dnns, self._outputs)
-
     def _topic_problems(self, config: NodeConfig) -> list[str]:
-        """Invalid topic names. Only ROS can check them, and without this it would do so during activation."""
+        """Invalid topic names, which only ROS can check."""
         problems = []
         for camera, settings in config.cameras.items():
             try:
@@ -135,57 +116,50 @@ class NodeParameters:
     # -- callbacks of rclpy
 
     def _prepare(self, parameters: list[Parameter]) -> list[Parameter]:
-        """The parameters to set, with the types of the fields.
-
-        Raises ParameterNotDeclaredException, whose text names the parameter most similar to one that does not exist.
-        """
+        """The parameters to set, empty lists with the type of the field. The error names the most similar parameter."""
         for parameter in parameters:
             if not self._node.has_parameter(parameter.name):
-                errors, warnings = self._unknown_among({parameter.name: parameter.value})
+                errors, warnings = unknown_parameters([parameter.name], self._fields)
                 raise ParameterNotDeclaredException((*errors, *warnings, parameter.name)[0])
         return [
             _parameter(it.name, self._fields[it.name], it.value) if it.name in self._fields else it for it in parameters
         ]
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
-        problems: list[str] = []
-        for parameter in parameters if not self._accept_all else ():
-            try:
-                self._check(parameter.name, parameter.value)
-            except ParameterError as error:
-                problems.extend(error.problems)
+        problems = [problem for it in parameters if (problem := self._problem(it.name, it.value))]
         if not problems and not hasattr(self._node, "add_post_set_parameters_callback"):
             self._changed(parameters)  # Humble has no callbacks after setting
         return SetParametersResult(successful=not problems, reason="; ".join(problems))
 
-    def _check(self, name: str, value: Any) -> None:
-        """Raise ParameterError if the parameter must not have this value now."""
+    def _problem(self, name: str, value: Any) -> str:
+        """Why the parameter must not have this value now; empty: it may."""
         field = self._fields.get(name)
-        if field is None:
-            return
+        if field is None or self._accept_all:
+            return ""
         if value is None:
-            raise ParameterError([f"parameter {name} cannot be deleted; allowed: {field.allowed}"])
-        checked = field.checked(name, value)
+            return f"parameter {name} cannot be deleted; allowed: {field.allowed}"
+        try:
+            checked = field.checked(name, value)
+        except ParameterError as error:
+            return str(error)
         if checked == self.value(name):
-            return
-        _, dnn, leaf = (*name.split(".", 2), "", "")[:3]
-        if leaf in REPLACED_BY_OUTPUTS and self._outputs.get(dnn):
-            text = f"has no effect with dnn.{dnn}.{OUTPUTS}; set dnn.{dnn}.output.<output>.{leaf}"
-        elif is_name_list(name):
+            return ""
+        prefix, _, leaf = name.rpartition(".")
+        if leaf in REPLACED_BY_OUTPUTS and any(other.startswith(f"{prefix}.output.") for other in self._fields):
+            text = f"has no effect with {prefix}.outputs; set {prefix}.output.<output>.{leaf}"
+        elif field.change == "start":
             text = "lists names that are fixed when the node starts; start the node with another value"
-        elif self._locked == "configuring" or (self._locked and not field.runtime and not is_swappable(name)):
+        elif self._locked == "configuring" or (self._locked and field.change == "unconfigured"):
             node = self._node.get_fully_qualified_name()
             text = (
                 f"is read-only while the node is {self._locked}; first `ros2 lifecycle set {node} deactivate` (if it "
                 f"is active), then `ros2 lifecycle set {node} cleanup`"
             )
-        elif not field.runtime and (swaps := self._swaps()) and (refusal := swaps.refusal()):
+        elif field.change == "swap" and (swaps := self._swaps()) and (refusal := swaps.refusal()):
             text = f"cannot change now: {refusal}"
-        elif self._locked and (problem := missing_file(name, checked)):
-            raise ParameterError([problem])
         else:
-            return
-        raise ParameterError([f"parameter {name} {text}"])
+            return field.missing_file(name, checked) if self._locked else ""
+        return f"parameter {name} {text}"
 
     def _changed(self, parameters: list[Parameter]) -> None:
         for parameter in parameters if not self._accept_all else ():
@@ -193,18 +167,10 @@ class NodeParameters:
             if field is None:
                 continue
             value = field.checked(parameter.name, parameter.value)
-            if field.runtime:
+            if field.change == "runtime":
                 self._apply(parameter.name, value)
-            elif is_swappable(parameter.name) and (swaps := self._swaps()):
+            elif field.change == "swap" and (swaps := self._swaps()):
                 swaps.request(parameter.name, value)
-
-
-def _names(name: str, given: Mapping[str, Any], default: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in a list; its default if the value is invalid."""
-    try:
-        return checked_names(name, given.get(name, list(default)))
-    except ParameterError:
-        return default
 
 
 def _parameter(name: str, field: ParameterField, value: Any) -> Parameter:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import logging
 import os
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -24,35 +24,31 @@ from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.ros.middleware import configure
-from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
+from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.serving import engine_main
 from multi_dnn_ros.serving.process_settings import configure_malloc, return_free_memory_every, short_switch_interval
-from multi_dnn_ros.settings.params_file import files_in, read_sections, require_parameters_in_any
+from multi_dnn_ros.settings.params_file import read_sections, require_parameters
 
 #: Maximum delay until a signal is noticed while no callback runs.
 _POLL_S = 0.1
-#: Period of returning free memory to the system. Mapping the pages that are needed again takes about a millisecond per
-#: minute.
+#: Period of returning free memory to the system.
 _FREE_MEMORY_S = 60.0
-
-#: Maximum period of the messages to systemd.
-_STATUS_PERIOD_S = 1.0
-#: While configuring, which may take minutes, the time that systemd grants beyond TimeoutStartSec; renewed every period.
-_EXTEND_S = 30.0
-#: systemd ignores messages above 4096 bytes; this leaves room for the other fields.
-_MAX_TEXT = 1000
+#: Maximum period of the messages to systemd, their longest text (systemd ignores more than 4096 bytes), and the time
+#: that they ask for while configuring, which may take minutes.
+_STATUS_PERIOD_S, _MAX_TEXT, _EXTEND_S = 1.0, 1000, 30.0
 log = logging.getLogger(__name__)
 
 
 def run(args: list[str] | None = None) -> int:
     """Run the node until a signal ends it. Returns the exit code: 0.
 
-    Raises ParamsFileError: a parameter file is missing, empty or not YAML, or none of them has parameters for the node.
+    Raises ParameterError: a parameter file is missing, empty or not YAML, or none of them has parameters for the node.
     Raises CommandError: the command line, or a parameter of rclpy such as use_sim_time, is invalid.
     """
-    params_files = files_in(sys.argv if args is None else args)
-    for file in params_files:  # rclpy's errors do not name the node, and it accepts an empty file
-        read_sections(file, NODE_NAME)
+    words = sys.argv if args is None else args
+    params_files = [file for option, file in itertools.pairwise(words) if option == "--params-file"]
+    for file in params_files:  # rclpy accepts an empty file, and does not say in which line an error is
+        read_sections(file)
     stop = _StopSignal()
     configure_malloc()
     return_free_memory_every(_FREE_MEMORY_S)
@@ -80,17 +76,17 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         raise CommandError(f"rclpy cannot start ({type(error).__name__}): {error}") from error
     node: MultiDnnNode | None = None
     service: ServiceStatus | None = None
-    package_log = logging.getLogger("multi_dnn_ros")
     executor = SingleThreadedExecutor()
     try:
         node = MultiDnnNode()
         stop.node = node
         # Only now, because remaps may change the name of the node.
-        for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
+        for warning in require_parameters(params_files, node.get_fully_qualified_name()):
             node.get_logger().warning(warning)
         node.get_logger().info(middleware)
+        package_log = logging.getLogger("multi_dnn_ros")
         package_log.addHandler(_RosLog(node.get_logger()))
-        package_log.setLevel(int(node.get_logger().get_effective_level()))  # Python and rclpy number the levels alike
+        package_log.setLevel(int(node.get_logger().get_effective_level()))
         service = ServiceStatus(node)
         executor.add_node(node)
         _spin(executor, node, stop)
@@ -101,24 +97,22 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     finally:
         stop.ending = True
         if node is not None:
-            reason = "shutting down"
-            if stop.number is not None:
-                reason = f"received {signal.Signals(stop.number).name}, shutting down"
-                node.get_logger().info(reason)
+            cause = f"received {signal.Signals(stop.number).name}, " if stop.number is not None else ""
+            reason = f"{cause}shutting down"
+            node.get_logger().info(reason)
             if service is not None:
                 service.stopping(reason)
             node.close()
             executor.shutdown(timeout_sec=0.0)
             node.destroy_node()
         rclpy.try_shutdown()
-    return node is not None and bool(node.hung)
+    return node is not None and node.hangs
 
 
 def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal) -> None:
     """Run the node's callbacks in this thread, and transitions, which may take minutes, in a second one.
 
-    Not by rclpy's MultiThreadedExecutor: its main thread waits for the GIL with every callback, which delays images by
-    2 ms, and 6 ms at the 95th percentile (two CPU cores).
+    rclpy's MultiThreadedExecutor would delay images by 2 ms, and 6 ms at the 95th percentile (two CPU cores).
     """
     transitions = ThreadPoolExecutor(1, thread_name_prefix="transition")
     transition: Future[None] | None = None
@@ -150,26 +144,23 @@ def _call(callback: Any, node: MultiDnnNode) -> None:
 
 
 class ServiceStatus:
-    """The messages of one node, sent by a timer of its executor: if another callback blocks, the heartbeats stop.
+    """The messages of one node to systemd (sd_notify), if NOTIFY_SOCKET is set.
 
-    With the parameter `autostart` the service is ready when the node is active, otherwise as soon as the node responds,
-    because another process configures it. environment: the variables of the protocol are removed from it, so that child
-    processes do not use them; without NOTIFY_SOCKET nothing is sent.
+    A timer of the executor sends them: if a callback blocks, the heartbeats stop. With the parameter `autostart` the
+    service is ready when the node is active, otherwise at once, because another process configures it.
     """
 
-    def __init__(self, node: MultiDnnNode, environment: MutableMapping[str, str] = os.environ) -> None:
+    def __init__(self, node: MultiDnnNode) -> None:
         self._node = node
-        address, period_us, pid = (
-            environment.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-        )
+        names = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
+        address, period_us, pid = (os.environ.pop(name, "") for name in names)  # child processes must not use them
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        watches = period_us.isdigit() and pid in ("", str(os.getpid()))
-        self._always: dict[str, str | int] = {"WATCHDOG": 1} if watches else {}
-        self._ready, self._text, self._warned = False, "", False
+        self._watches = period_us.isdigit() and pid in ("", str(os.getpid()))
+        self._ready = self._warned = False
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)  # a manager that does not read must not block the service
-            period_s = min(_STATUS_PERIOD_S, int(period_us) / 4e6) if watches else _STATUS_PERIOD_S
+            period_s = min(_STATUS_PERIOD_S, int(period_us) / 4e6) if self._watches else _STATUS_PERIOD_S
             node.create_timer(period_s, self._update, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     def stopping(self, reason: str) -> None:
@@ -177,15 +168,15 @@ class ServiceStatus:
         self._send(STOPPING=1, STATUS=reason)
 
     def _update(self) -> None:
-        status, fields = self._node.status(), dict(self._always)
-        if not self._ready and (status.values["state"] == "active" or not self._node.autostart):
-            fields["READY"] = 1
+        status = self._node.status()
+        fields: dict[str, str | int] = {"STATUS": "; ".join(status.text.splitlines())[:_MAX_TEXT]}
+        if self._watches:
+            fields["WATCHDOG"] = 1
         if not self._ready and status.values["state"] == "configuring":
             fields["EXTEND_TIMEOUT_USEC"] = round(_EXTEND_S * 1e6)
-        if status.text != self._text:
-            fields["STATUS"] = "; ".join(status.text.splitlines())[:_MAX_TEXT]
-        if fields and self._send(**fields):
-            self._ready, self._text = self._ready or "READY" in fields, status.text
+        if not self._ready and (status.values["state"] == "active" or not self._node.autostart):
+            fields["READY"] = 1
+        self._ready |= self._send(**fields) and "READY" in fields
 
     def _send(self, **fields: str | int) -> bool:
         """Send one message, and return whether it was sent. fields: such as READY=1. Logs the first failure."""
@@ -202,9 +193,8 @@ class ServiceStatus:
 
 
 class _StopSignal:
-    """Handles SIGINT and SIGTERM: stores the first one, which also interrupts the start of the node.
-
-    Further signals are ignored, because a terminal and a launcher may both send one, and ending takes a bounded time.
+    """Handles SIGINT and SIGTERM: stores the first one, which also interrupts the start of the node. Further ones are
+    ignored, because a terminal and a launcher may both send one.
     """
 
     def __init__(self) -> None:
@@ -229,13 +219,6 @@ class _RosLog(logging.Handler):
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        # rclpy allows only one level per calling line.
-        if record.levelno >= logging.ERROR:
-            self._logger.error(text)
-        elif record.levelno >= logging.WARNING:
-            self._logger.warning(text)
-        elif record.levelno >= logging.INFO:
-            self._logger.info(text)
-        else:
-            self._logger.debug(text)
+        # Not by the logger's methods: rclpy allows only one level per calling line. It numbers levels as Python does.
+        where = record.funcName or "", record.pathname, record.lineno
+        rclpy_implementation.rclpy_logging_rcutils_log(record.levelno, self._logger.name, self.format(record), *where)

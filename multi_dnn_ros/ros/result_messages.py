@@ -40,13 +40,14 @@ def message_class(msgtype: str) -> Any:
         raise LookupError(f"message type {msgtype} is not installed") from error
 
 
-def detections_message(detections: Detections, header: Header) -> Detection2DArray:
+def detections_message(result: Detections | InstanceMasks, header: Header) -> Detection2DArray:
     """vision_msgs/Detection2DArray, sorted by descending score, boxes in pixels of the camera image.
 
     class_id is the class number in decimal, the same as in :func:`label_info_message`, because names need not be unique
     (torchvision's COCO labels contain several "N/A"). id is the identity of a tracked object in decimal, otherwise
     empty.
     """
+    detections = result.detections if isinstance(result, InstanceMasks) else result
     message = Detection2DArray(header=header)
     message.detections = [
         _detection(box, score, str(class_id), header)
@@ -71,24 +72,11 @@ def class_names(label_info: Any) -> dict[str, str]:
     return {str(entry.class_id): entry.class_name for entry in label_info.class_map}
 
 
-def lane_mask_message(lanes: Lanes, header: Header) -> Image:
-    """sensor_msgs/Image mono8: each pixel is the number of its lane line, 0 for none."""
-    return image_message(lanes.mask, "mono8", header)
-
-
-def class_mask_message(mask: Mask, header: Header) -> Image:
-    """sensor_msgs/Image mono8: each pixel is the number of its class, 255 for none."""
-    return image_message(mask.pixels, "mono8", header)
-
-
-def instance_boxes_message(instances: InstanceMasks, header: Header) -> Detection2DArray:
-    """As :func:`detections_message`, for the boxes of the instances."""
-    return detections_message(instances.detections, header)
-
-
-def instance_mask_message(instances: InstanceMasks, header: Header) -> Image:
-    """sensor_msgs/Image mono8: each pixel is the position of its box in the Detection2DArray, from 1; 0: none."""
-    return image_message(instances.pixels, "mono8", header)
+def mask_message(result: Lanes | Mask | InstanceMasks, header: Header) -> Image:
+    """sensor_msgs/Image mono8: each pixel is the number of its lane line (0: none), of its class (255: none), or the
+    position of its box in the Detection2DArray, from 1 (0: none).
+    """
+    return image_message(result.mask if isinstance(result, Lanes) else result.pixels, "mono8", header)
 
 
 def area_mask_message(mask: Mask, header: Header) -> Image:

@@ -101,30 +101,31 @@ class ResultPublishers:
         found = results_by_name(result.dnn, result.output)
         for name, output in found.items():
             self.kinds[name].check(name, output)
-        topics = [(name, topic) for name in found for topic in self.kinds[name].topics]
-        for name, topic in sorted(topics, key=lambda entry: entry[1].picture):  # small messages first
-            publisher = self._publishers[camera, name, topic.name]
-            if publisher.get_subscription_count():
-                publisher.publish(topic.message(found[name], header))
-        for name, output in found.items():  # last, so that the others do not wait for it
+        for name, output in found.items():
+            topics = sorted(self.kinds[name].topics, key=lambda topic: topic.picture)  # small messages first
+            for topic in topics:
+                if publisher := self._wanted(camera, name, topic.name):
+                    publisher.publish(topic.message(output, header))
             for ground_topic in self.kinds[name].ground_topics:
-                publisher = self._publishers[camera, name, ground_topic.name]
-                if publisher.get_subscription_count():
+                if publisher := self._wanted(camera, name, ground_topic.name):
                     height, width = result.frame.size
                     if (view := ground(camera, header, (width, height))) is not None:
                         publisher.publish(ground_topic.message(output, *view))
 
+    def _wanted(self, *path: str) -> Any:
+        """The publisher if its topic has a subscription, otherwise None."""
+        publisher = self._publishers[path]
+        return publisher if publisher.get_subscription_count() else None
+
     def is_overlay_wanted(self, camera: str) -> bool:
         """Whether the overlay of a camera has a subscription, raw or compressed."""
-        keys = (camera, "overlay"), (camera, "overlay", "compressed")
-        return any(self._publishers[key].get_subscription_count() for key in keys)
+        return bool(self._wanted(camera, "overlay") or self._wanted(camera, "overlay", "compressed"))
 
     def publish_overlay(self, camera: str, pixels: npt.NDArray[np.uint8], header: Header) -> None:
         """Publish (H, W, 3) uint8 RGB on the topics of the overlay that have a subscription."""
-        raw, compressed = self._publishers[camera, "overlay"], self._publishers[camera, "overlay", "compressed"]
-        if raw.get_subscription_count():
+        if raw := self._wanted(camera, "overlay"):
             raw.publish(image_message(pixels, "rgb8", header))
-        if compressed.get_subscription_count():
+        if compressed := self._wanted(camera, "overlay", "compressed"):
             compressed.publish(jpeg_message(pixels, header))
 
     def publish_labels(self, result: str, labels: tuple[str, ...], score_threshold: float) -> None:
@@ -143,13 +144,12 @@ class ResultPublishers:
         self._publishers.clear()
 
 
-def _message_class(kind: ResultKind, topic: Topic | GroundTopic, result: str) -> type:
+def _message_class(kind: ResultKind, topic: Topic | GroundTopic, result: str) -> Any:
     """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen now."""
-    name = f"topic {topic.name} of {extensions.display_name(extensions.RESULT_KINDS, kind.name)}"
     try:
-        if not callable(topic.message):
-            raise TypeError(f"{topic.message!r} is not a function")
-        message: type = message_class(topic.msgtype)
-        return message
+        if callable(topic.message):
+            return message_class(topic.msgtype)
+        raise TypeError(f"{topic.message!r} is not a function")
     except (Exception, SystemExit) as error:  # whatever a module of another package raises
+        name = f"topic {topic.name} of {extensions.display_name(extensions.RESULT_KINDS, kind.name)}"
         raise ExtensionError(f"DNN {result}: {name} cannot be published: {summarize_error(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,18 +22,17 @@ from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, Status, dnn_level, dn
 from multi_dnn_ros.ros.ground import Ground
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
-from multi_dnn_ros.ros.tracking import Tracks, tracking_problems
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.descriptions import Changes, DnnDescription, EngineDescription, capacity_of_devices
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
 from multi_dnn_ros.serving.statistics import DnnCameraStatistics
 from multi_dnn_ros.settings.flat_parameters import assign
-from multi_dnn_ros.settings.parameter_fields import ParameterError
+from multi_dnn_ros.settings.params_file import ParameterError
 from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S, NodeConfig
-from multi_dnn_ros.vision.byte_track import LOW_SCORE
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.results import result_name
+from multi_dnn_ros.vision.byte_track import LOW_SCORE, ByteTracker, TrackerSettings
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
+from multi_dnn_ros.vision.results import Detections, result_name
 
 #: Period of checking the publishers of the cameras.
 _CHECK_PERIOD_S = 0.5
@@ -61,14 +61,14 @@ class ServedDnns:
             name: {output: RESULT_KINDS.get(it.result_kind) for output, it in dnn.results.items()}
             for name, dnn in description.dnns.items()
         }
-        if problems := tracking_problems(config, kinds):
+        if problems := [problem for dnn in config.dnns if (problem := _tracking_problem(dnn, config, kinds[dnn]))]:
             raise ParameterError(problems)
         self._outputs = ResultPublishers(node, {name: dnn.cameras for name, dnn in description.dnns.items()}, kinds)
         self._services = [
             node.create_service(SetBool, f"~/{dnn}/enable", partial(self._enable, f"dnn.{dnn}.enable"))
             for dnn in description.dnns
         ]
-        self._tracks = Tracks()
+        self._tracks: dict[tuple[str, str], _Tracks] = {}
         for dnn in config.dnns:
             self._update_thresholds(dnn)
         self._capacity = capacity_of_devices(description.fits)
@@ -96,15 +96,12 @@ class ServedDnns:
         """Serve frames. To be called when the publishers are active, because inactive ones drop messages."""
         config, dnns = self.config, self.description.dnns
         self._last: dict[tuple[str, str], DnnCameraStatistics] = {}  # of the last diagnostics
-        self._tracks = Tracks()
-        for name in (name for name in dnns if config.dnns[name].track):
-            for camera in dnns[name].cameras:
-                self._tracks.add(name, camera, self._threshold(name))
-        settings = {
-            name: DnnSettings(dnn.cameras, round(it.deadline_ms * 1e6) or None, it.enable, it.max_rate_hz)
-            for name, dnn in dnns.items()
-            for it in (config.dnns[name],)
-        }
+        self._tracks = {
+            (name, camera): _Tracks(self._threshold(name))
+            for name, dnn in dnns.items() if config.dnns[name].track
+            for camera in dnn.cameras
+        }  # fmt: skip
+        settings = {dnn: self._ledger_settings(dnn) for dnn in dnns}
         callbacks = Callbacks(self._on_result, self._on_drop, self._on_failure)
         self._ledger = ledger = Ledger(settings, callbacks, on_answered=lambda camera: self._decoders[camera].wake())
         numbers = {camera: len(ledger.dnns_of(camera)) for camera in self.cameras}
@@ -169,18 +166,17 @@ class ServedDnns:
             self.host.update(dnn, name, value)
         if field == "score_threshold":
             self._update_thresholds(dnn)
-        if not self.active:
-            return
-        if field == "deadline_ms":
-            self._ledger.update(dnn, deadline_ns=round(value * 1e6) or None)
-        elif field == "max_rate_hz":
-            self._ledger.update(dnn, max_rate_hz=value)
-        elif field == "score_threshold" and output in self.description.dnns[dnn].results:
-            self._publish_labels(dnn, output)
-        elif field == "enable":
-            self._ledger.update(dnn, enabled=value)
+            if output in self.description.dnns[dnn].results:
+                self._publish_labels(dnn, output)
+        elif self.active and field in ("deadline_ms", "enable", "max_rate_hz"):
+            self._ledger.update(dnn, **vars(self._ledger_settings(dnn)))
             for decoder in self._decoders.values():
                 decoder.wake()
+
+    def _ledger_settings(self, dnn: str) -> DnnSettings:
+        it = self.config.dnns[dnn]
+        deadline_ns = round(it.deadline_ms * 1e6) or None
+        return DnnSettings(self.description.dnns[dnn].cameras, deadline_ns, it.enable, it.max_rate_hz)
 
     def adopt(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
         """A model swap has replaced settings of DNNs. dnns: their new descriptions."""
@@ -203,7 +199,9 @@ class ServedDnns:
         """Make the engine also return the boxes that only continue tracks; no effect without `track`."""
         if self.config.dnns[dnn].track:
             self.host.update(dnn, "score_threshold", min(self._threshold(dnn), LOW_SCORE))
-            self._tracks.set_threshold(dnn, self._threshold(dnn))
+            for (name, _), tracks in self._tracks.items():
+                if name == dnn:
+                    tracks.set_threshold(self._threshold(dnn))
 
     def _publish_labels(self, dnn: str, *outputs: str) -> None:
         """Publish class names and thresholds of results of a DNN; inactive publishers drop them."""
@@ -268,7 +266,8 @@ class ServedDnns:
     # -- called in threads of the host and in threads that decode images
 
     def _on_result(self, result: Result) -> None:
-        result = self._tracks.apply(result)
+        if (tracks := self._tracks.get((result.dnn, result.frame.camera))) is not None:
+            result = tracks.apply(result)
         self._outputs.publish(result, self._ground.view)
         call_and_log_errors(self._overlay.add, result)  # the frame counts as published even if this fails
 
@@ -287,3 +286,39 @@ class ServedDnns:
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:
             self._log.error(f"DNN {failure.dnn} is {failure.reason or failure.message}")  # both begin with "disabled"
+
+
+def _tracking_problem(dnn: str, config: NodeConfig, kinds: Mapping[str, ResultKind]) -> str:
+    """Why the results of a DNN cannot be tracked; empty: they can, or need not. kinds: of its results, by output."""
+    refusal = ""
+    if config.dnns[dnn].outputs:
+        refusal = "allowed with several results (outputs): false"
+    elif not issubclass(kinds[""].type, Detections):
+        refusal = f"allowed: false, because its results are {kinds[''].name}, not boxes"
+    return f"parameter dnn.{dnn}.track is true; {refusal}" if refusal and config.dnns[dnn].track else ""
+
+
+class _Tracks:
+    """The tracks of a DNN on a camera. Thread-safe, because results may come from two engine processes while one
+    replaces the other. threshold: minimum score of published results.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._lock = threading.Lock()
+        self._tracker = ByteTracker(TrackerSettings(threshold))
+        self._labels: tuple[str, ...] = ()  # class names of the latest result
+
+    def set_threshold(self, threshold: float) -> None:
+        with self._lock:
+            self._tracker.set_high_score(threshold)
+
+    def apply(self, result: Result) -> Result:
+        """The result with identities. Raises ValueError for invalid boxes."""
+        with self._lock:
+            labels = tuple(result.output.labels)
+            if self._labels != labels:  # another model: the classes mean something else
+                self._labels = labels
+                self._tracker.end_tracks()
+            # Without stamps no time would pass, and lost tracks would never end.
+            time_ns = result.frame.stamp_ns or result.frame.received_ns
+            return result._replace(output=self._tracker.update(result.output, time_ns))

@@ -1,7 +1,7 @@
 """Finds all problems of a configuration on this machine at once, and loads its DNNs.
 
 Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN should be reported before that. The
-schema checks single values (:mod:`multi_dnn_ros.settings.parameter_fields`); this module checks files, names and
+schema checks single values (:mod:`multi_dnn_ros.settings.flat_parameters`); this module checks files, names and
 combinations.
 """
 

@@ -24,9 +24,8 @@ from multi_dnn_ros.serving.descriptions import Build, Changes, EngineDescription
 from multi_dnn_ros.serving.engine_process import Engine
 from multi_dnn_ros.serving.groups import Group, Swap
 from multi_dnn_ros.serving.ledger import Ledger
-from multi_dnn_ros.settings.flat_parameters import assign
+from multi_dnn_ros.settings.flat_parameters import assign, runtime_fields
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.settings.section import runtime_fields
 
 log = logging.getLogger(__name__)
 

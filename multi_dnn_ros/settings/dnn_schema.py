@@ -1,15 +1,14 @@
-"""The schema of the parameters of a DNN and of its outputs."""
+"""The schema of the parameters of a DNN and of its outputs, and the marks of parameters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS, PRECISIONS, model_forms
-from multi_dnn_ros.settings.roles import PRESETS
-from multi_dnn_ros.settings.section import FIXED, FOLDER, RUNTIME, Name, Section, file_with
+from multi_dnn_ros.settings.forms import DEVICE, DEVICE_FORMS, PRECISIONS, PRESETS, model_forms
 
 if TYPE_CHECKING:  # the names are read at run time, most of them from the registries
     DecoderName = str
@@ -20,14 +19,31 @@ else:
     BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
     PrecisionName = Literal[PRECISIONS]
 
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+NAME_RULE = "all different: lower-case letters, digits and _, starting with a letter, at most 64 characters"
+#: Marks of a parameter for ``json_schema_extra``: when it can change (:class:`.flat_parameters.ParameterField`; without
+#: a mark a parameter of a DNN changes by a swap, others only while the node is unconfigured), a file or folder that
+#: must exist, and what is allowed, where the type does not say it.
+RUNTIME: JsonDict = {"change": "runtime"}
+FIXED: JsonDict = {"change": "unconfigured"}
+NAMES: JsonDict = {"change": "start", "allowed": f"at least one name, {NAME_RULE}"}
+FOLDER: JsonDict = {"folder": True}
+_MODEL_FILE: JsonDict = {"file_suffixes": [".pt2", ".onnx", ".safetensors"]}
 #: Syntax of an execution provider; :func:`multi_dnn_ros.backends.onnx_providers.parse` reads all of them.
 _PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
-#: Suffixes of files in the parameters that name a model.
-_MODEL_FILE = file_with(".pt2", ".onnx", ".safetensors")
+_ROLE_RULE = f"lower-case letters, digits and _, starting with a letter; with defaults: {', '.join(PRESETS)}"
 _CROP_RULE = (
     "an empty list, or 4 numbers inside the image: x, y, width, height, with width and height above 0; fractions with "
     "x + width and y + height at most 1, or whole pixels"
 )
+
+
+class Section(BaseModel):
+    """Base of the sections."""
+
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, str_strip_whitespace=True, use_attribute_docstrings=True
+    )
 
 
 def _checked_crop(values: list[float]) -> list[float]:
@@ -67,14 +83,7 @@ class OutputConfig(Section):
 class DnnConfig(Section):
     """One DNN (parameters ``dnn.<dnn>.*``)."""
 
-    role: str = Field(
-        pattern="^[a-z][a-z0-9_]*$",
-        max_length=64,
-        json_schema_extra={
-            **FIXED,
-            "allowed": f"lower-case letters, digits and _, starting with a letter; with defaults: {', '.join(PRESETS)}",
-        },
-    )
+    role: Name = Field(json_schema_extra={**FIXED, "allowed": _ROLE_RULE})
     """Purpose of the DNN: any label. The roles lane, object, pedestrian have defaults for the model, the result kind,
     and the decoder of a model that does not define one.
     """
@@ -85,16 +94,15 @@ class DnnConfig(Section):
     (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. A .safetensors file is written
     by `multi-dnn decompose`, `retrain` or `fleet`.
     """
-    weights: str = Field("default", json_schema_extra=file_with(".safetensors", ".pth", ".pt"))
+    weights: str = Field("default", json_schema_extra={"file_suffixes": [".safetensors", ".pth", ".pt"]})
     """Weights of a torchvision model: a .safetensors or .pth file, the name of torchvision weights such as
     `COCO_V1`, or `random`. Other models contain their weights and accept only `default`.
     """
     num_classes: int = Field(0, ge=0, le=10000)
     """Number of classes of a torchvision model. 0: the default of its builder."""
     decoder: DecoderName = Field("auto")
-    """Converts the raw outputs of the DNN into results. auto: the decoder that the model defines (built-in and
-    torchvision models do), otherwise the decoder for outputs of these shapes, which is logged, otherwise that of
-    the role.
+    """Converts the raw outputs into results. auto: the decoder that the model defines, otherwise the one for outputs of
+    these shapes, which is logged, otherwise that of the role.
     """
     labels: list[str] = Field(default_factory=list)
     """Class names in the order of their indices, the path of a text file with one name per line, coco80, or coco91.
@@ -109,9 +117,8 @@ class DnnConfig(Section):
     input_height: int = Field(0, ge=0, le=8192)
     """Height of the network input in pixels. 0: the height that the model defines."""
     resize: Literal["auto", "stretch", "letterbox"] = Field("auto")
-    """How images are resized to the network input. stretch: the aspect ratio changes. letterbox: the aspect ratio is
-    kept, and the borders are padded. auto: as the model defines, otherwise letterbox with YOLO decoders and
-    stretch with other decoders.
+    """How images are resized to the network input. stretch: the aspect ratio changes. letterbox: it is kept, and the
+    borders are padded. auto: as the model defines, otherwise letterbox with YOLO decoders and stretch with others.
     """
     color: Literal["auto", "rgb", "bgr"] = Field("auto")
     """Channel order of the network input. auto: as the model defines, otherwise bgr with decoders grid, yolox,
@@ -120,23 +127,19 @@ class DnnConfig(Section):
     mean: list[float] = Field(default_factory=list)
     """Mean of each channel, subtracted from the pixel values, which are scaled to 0..1. Empty: as the model defines."""
     std: list[float] = Field(default_factory=list)
-    """Standard deviation of each channel; the values are divided by it after subtracting the mean. Empty: as the
-    model defines.
-    """
+    """Standard deviation of each channel, by which the values are then divided. Empty: as the model defines."""
     backend: BackendName = Field("auto")
-    """How the jobs run. auto: onnxruntime on a CPU; on a GPU inductor if Triton and a C compiler are installed,
-    otherwise cuda_graph. inductor compiles the jobs with TorchInductor and captures them on a GPU. The first
-    compilation of a DNN takes 10 s to minutes; it is cached in ~/.cache/multi_dnn_ros/inductor.
+    """How the jobs run (docs/models.md). auto: onnxruntime on a CPU; on a GPU inductor if Triton and a C compiler are
+    installed, otherwise cuda_graph. With inductor the first compilation of a DNN takes 10 s to minutes.
     """
     precision: PrecisionName = Field("auto")
-    """Number format of the layers. auto: float32, on a GPU with TF32 convolutions (PyTorch's default). fp32: float32
-    without TF32. tf32: TF32 also for matrix products. fp16: float16, on a GPU. A CPU supports auto, fp32, bf16
-    and, with backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs differ too much
-    stays in float32.
+    """Number format of the layers. auto: float32, on a GPU with TF32 convolutions. fp32: float32 without it. tf32: TF32
+    also for matrix products. fp16: float16, on a GPU. A CPU supports auto, fp32, bf16 and, with backend onnxruntime and
+    8-bit dot products (VNNI), int8; a DNN whose int8 outputs differ too much stays in float32.
     """
     calibration_images: str = Field("", json_schema_extra=FOLDER)
-    """Folder with at least 8 images of the DNN's cameras, used with precision int8 to measure the value ranges of
-    the layers when the DNN is first configured. Empty: generated road images of this package.
+    """Folder with at least 8 images of the DNN's cameras, in which precision int8 measures the value ranges of the
+    layers. Empty: generated road images of this package.
     """
     sms: int = Field(0, ge=0, le=1024)
     """Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs PyTorch 2.11
@@ -149,13 +152,10 @@ class DnnConfig(Section):
     cameras. 0: it starts immediately.
     """
     jobs: int = Field(4, ge=1, le=256)
-    """Number of jobs (runs of consecutive layers) into which the DNN is cut. Ignored if blocking_ms is set, because
-    the number then follows from it.
-    """
+    """Number of jobs (runs of consecutive layers) into which the DNN is cut. Ignored if blocking_ms is set."""
     score_threshold: float = Field(0.0, ge=0.0, le=1.0, json_schema_extra=RUNTIME)
-    """Minimum score of a published result. 0: the threshold that the model defines (built-in models,
-    docs/models.md), otherwise 0.4; decoders drivable and yolop_drivable: 0.5; segmentation: no threshold, or 0.5
-    with one class.
+    """Minimum score of a published result. 0: the threshold that the model defines, otherwise 0.4; decoders drivable
+    and yolop_drivable: 0.5; segmentation: no threshold, or 0.5 with one class.
     """
     iou_threshold: float = Field(0.5, ge=0.0, le=1.0, json_schema_extra=RUNTIME)
     """Intersection over union of two boxes of a class above which the one with the lower score is discarded (NMS)."""
@@ -170,13 +170,10 @@ class DnnConfig(Section):
     counted as deadline misses. 0: none.
     """
     max_age_ms: float = Field(0.0, ge=0.0, le=3600000.0, json_schema_extra=RUNTIME)
-    """Maximum time in ms that a frame may wait for its inference to start; older frames are dropped as too_old. 0:
-    no limit.
-    """
+    """Maximum time in ms that a frame may wait for its inference; older ones are dropped as too_old. 0: none."""
     branches: int = Field(1, ge=1, le=8)
-    """Number of streams on which independent branches of the DNN run at the same time. Has an effect only on a GPU
-    with backend cuda_graph or inductor; multi-dnn benchmark paper --branches measures it. Results are compared with
-    those of one stream.
+    """Number of streams on which independent branches of the DNN run at the same time, on a GPU with backend
+    cuda_graph or inductor (`multi-dnn benchmark paper --branches` measures it).
     """
     crop: Annotated[list[float], AfterValidator(_checked_crop)] = Field(
         default_factory=list, json_schema_extra={"allowed": _CROP_RULE}
@@ -184,35 +181,30 @@ class DnnConfig(Section):
     """Part of the image that the DNN processes: x, y, width and height, as fractions of the image if all are at most
     1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.
     """
-    outputs: dict[Name, OutputConfig] = Field(default_factory=dict, json_schema_extra=FIXED)
-    """Names of several results of one inference; each has its own parameters below `dnn.<dnn>.output.<output>` and
-    its own topics. Empty: one result.
-    """
+    outputs: dict[Name, OutputConfig] = Field(
+        default_factory=dict, json_schema_extra={**NAMES, "allowed": f"names, {NAME_RULE}"}
+    )
+    """Names of several results of one inference, each with parameters and topics of its own. Empty: one result."""
     enable: bool = Field(True, json_schema_extra=RUNTIME)
-    """Whether the DNN processes images. A change takes effect between two frames; frames in progress are finished.
-    Images that the DNN does not get count as switched_off. The service `~/<dnn>/enable` changes it, too.
-    """
+    """Whether the DNN processes images; others count as switched_off. The service `~/<dnn>/enable` sets it, too."""
     max_rate_hz: float = Field(0.0, ge=0.0, le=1000.0, json_schema_extra=RUNTIME)
     """Maximum number of frames per second and camera that the DNN processes, by their time of arrival. All other
     images count as rate_limited. 0: no limit.
     """
     track: bool = Field(False, json_schema_extra=FIXED)
-    """Whether to track the boxes of each camera: the same object has the same `id` in all frames (ByteTrack,
-    docs/results.md).
-    """
+    """Whether to track boxes: an object has the same `id` in all frames of a camera (ByteTrack, docs/results.md)."""
     device: str = Field("auto", pattern=DEVICE, json_schema_extra={**FIXED, "allowed": DEVICE_FORMS})
     """Device of the DNN (docs/devices.md). auto: that of the node's parameter `device`."""
     providers: list[Annotated[str, Field(pattern=_PROVIDER)]] = Field(
         default_factory=list,
         json_schema_extra={"allowed": "tensorrt, cuda, openvino, openvino:<cpu, gpu, gpu.<number>, npu>, cpu"},
     )
-    """Execution providers of ONNX Runtime that backend onnxruntime tries, in this order (docs/devices.md). Allowed
-    on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and openvino:npu compute on an
-    integrated GPU or an NPU. Empty: those of the device that are installed, in the order tensorrt, cuda,
-    openvino, cpu; with backend auto on a CPU only cpu, unless another one was measured to be the fastest.
+    """Execution providers that backend onnxruntime tries, in this order (docs/devices.md). On a GPU: tensorrt, cuda. On
+    a CPU: openvino, cpu; openvino:gpu and openvino:npu compute on an integrated GPU or an NPU. Empty: those installed
+    for the device, in the order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu.
     """
 
-    # Not parameters of the node.
+    # Not a parameter of the node.
     capture_preprocess: bool = Field(True, exclude=True)
 
     def limited_hz(self, camera_hz: float) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,29 @@ TRAINING_PRECISIONS = ("fp32", "bf16")
 #: What is allowed for the size of an image, in words.
 SIZE_FORM = "a size such as 640x480 (1 to 16384 pixels each)"
 _LARGEST = 16384
+
+
+@dataclass(frozen=True)
+class RolePreset:
+    """Defaults of a role, the label for the purpose of a DNN.
+
+    model: used if parameter `model` is not set. decoder: used for a model that does not define one, such as an .onnx
+    file; empty: the parameter `decoder` must be set. result_kind: the kind of results that the decoder must produce.
+    score_threshold: used for a model that does not define one, 0..1.
+    """
+
+    model: str
+    decoder: str
+    result_kind: str
+    score_threshold: float = 0.4
+
+
+#: All roles with defaults; any other role is only a label.
+PRESETS: Mapping[str, RolePreset] = {
+    "lane": RolePreset("builtin:lane", "lane", "lanes"),
+    "object": RolePreset("builtin:object", "", "detections"),
+    "pedestrian": RolePreset("builtin:pedestrian", "", "detections"),
+}
 
 
 def model_forms() -> tuple[str, ...]:

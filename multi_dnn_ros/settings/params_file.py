@@ -20,15 +20,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARAMETERS = "ros__parameters"
-MAX_BYTES = 1 << 20
 #: PyYAML does not convert the errors of int(), float() and datetime() for invalid numbers and dates.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-#: Sections by name: the parameters of each by flat name.
-Sections = dict[str, dict[str, Any]]
 
 
-class ParamsFileError(ValueError):
-    """A parameter file without parameters for a node; the message is one line and names the file and the node."""
+class ParameterError(ValueError):
+    """Invalid parameters, or a parameter file without parameters for a node.
+
+    problems: one line for each, with the name of the file or parameter, the value and what is allowed.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def shown(value: object) -> str:
+    """A value for a message: as in YAML, at most 120 characters."""
+    text = {"True": "true", "False": "false", "None": "not set"}.get(repr(value), repr(value))
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -67,66 +77,48 @@ def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
 
     Sections (``<node>: ros__parameters: ...``) apply as in ROS; later ones override earlier ones. If none applies, the
     sections of the only node of this name in another namespace are used: the offline commands have no namespace.
-    Raises ParameterError, which names the file, each parameter, its value and what is allowed; OSError.
+    Raises ParameterError, which names the file, each parameter, its value and what is allowed.
     """
-    from multi_dnn_ros.settings.flat_parameters import names_in, to_config, unknown_parameters
-    from multi_dnn_ros.settings.parameter_fields import ParameterError
+    from multi_dnn_ros.settings.flat_parameters import parameter_fields, to_config, unknown_parameters
 
+    sections = read_sections(path)
+    mine = [name for name in sections if applies_to(name, node)]
+    if not mine:
+        mine = [name for name in sections if name.rpartition("/")[2] in (node.rpartition("/")[2], "*", "**")]
+        if len([name for name in mine if "*" not in name]) > 1:
+            mine = []  # of several nodes
+    flat = {name: value for section in mine for name, value in sections[section].items()}
+    if not flat:
+        found = ", ".join(sections) or f"none with {PARAMETERS}"
+        raise ParameterError([f"{path}: no parameters for node '{node}'; sections found: {found}"])
     try:
-        flat = _parameters_of(node, _sections_in(read_text(Path(path))))
         config = to_config(flat)
     except ParameterError as error:
         raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
-    except _YAML_ERRORS as error:
-        raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
-    for warning in unknown_parameters(flat, *names_in(flat))[1]:
+    for warning in unknown_parameters(flat, parameter_fields(flat))[1]:
         log.warning("%s: %s", path, warning)
     return config
 
 
-def read_sections(path: str | Path, node: str) -> Sections:
-    """The sections of a file. Raises ParamsFileError, which names the node, if it is missing, empty or not YAML."""
-    where = f"parameter file {path} of node {node}"
-    try:
-        text = read_text(Path(path))
-        found = _sections_in(text)
-    except OSError as error:
-        raise ParamsFileError(f"{where}: {error.strerror}") from None
-    except _YAML_ERRORS as error:
-        raise ParamsFileError(f"{where}: not a parameter file: {' '.join(str(error).split())}") from None
-    if not text.strip():
-        raise ParamsFileError(f"{where}: the file is empty")
-    return found
+def require_parameters(paths: Sequence[str | Path], node: str) -> list[str]:
+    """Raise ParameterError unless one of the files has a parameter for the node, or there are no files.
 
-
-def require_parameters(path: str | Path, node: str) -> None:
-    """Raise ParamsFileError unless the file has a parameter for the node. node: fully qualified name."""
-    found = read_sections(path, node)
-    where = f"parameter file {path}: no parameters for node {node}"
-    if not found:
-        raise ParamsFileError(f"{where}; expected a section such as `{node}:` or `/**:` with {PARAMETERS}")
-    mine = [name for name in found if applies_to(name, node)]
-    if not mine:
-        raise ParamsFileError(f"{where}; its sections are for {', '.join(found)}; names are absolute: `{node}:`")
-    if not any(found[name] for name in mine):
-        raise ParamsFileError(f"{where}; its section {mine[0]} is empty")
-
-
-def require_parameters_in_any(paths: Sequence[str | Path], node: str) -> list[str]:
-    """Raise ParamsFileError unless one of the files has a parameter for the node, or there are no files.
-
-    Returns a warning for each other file: nodes may share files.
+    node: fully qualified name. Returns a warning for each other file: nodes may share files.
     """
-    errors = []
+    missing = []
     for path in paths:
-        read_sections(path, node)  # its errors are fatal for every file
-        try:
-            require_parameters(path, node)
-        except ParamsFileError as error:
-            errors.append(str(error))
-    if errors and len(errors) == len(paths):
-        raise ParamsFileError("; ".join(errors))
-    return errors
+        sections = read_sections(path)
+        mine = [name for name in sections if applies_to(name, node)]
+        if not any(sections[name] for name in mine):
+            reason = f"expected a section such as `{node}:` or `/**:` with {PARAMETERS}"
+            if mine:
+                reason = f"its section {mine[0]} is empty"
+            elif sections:
+                reason = f"its sections are for {', '.join(sections)}; names are absolute: `{node}:`"
+            missing.append(f"parameter file {path}: no parameters for node {node}; {reason}")
+    if missing and len(missing) == len(paths):
+        raise ParameterError(missing)
+    return missing
 
 
 def applies_to(section: str, node: str) -> bool:
@@ -138,29 +130,19 @@ def applies_to(section: str, node: str) -> bool:
     return re.fullmatch(pattern, node) is not None
 
 
-def files_in(arguments: Sequence[str]) -> list[str]:
-    """The files after `--params-file` in the ROS part of a command line."""
-    files, inside, previous = [], False, ""
-    for word in arguments:
-        if inside and previous == "--params-file":
-            files.append(word)
-        inside = word == "--ros-args" or (inside and word != "--")
-        previous = word
-    return files
-
-
-def read_text(path: Path) -> str:
-    """The text of a file. Raises OSError, and ValueError if it is too large or not UTF-8."""
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes; allowed for a parameter file: at most {MAX_BYTES}")
-    return path.read_text(encoding="utf-8")
-
-
-def _sections_in(text: str) -> Sections:
-    found: Sections = {}
-    for name, parameters in _walk(yaml.load(text, StrictLoader), ""):
-        found.setdefault(name, {}).update(_flattened(parameters, ""))
+def read_sections(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Parameters by section and flat name. Raises ParameterError if the file is missing, empty or not YAML."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        for name, parameters in _walk(yaml.load(text, StrictLoader), ""):
+            found.setdefault(name, {}).update(_flattened(parameters, ""))
+    except OSError as error:
+        raise ParameterError([f"parameter file {path}: {error.strerror}"]) from None
+    except _YAML_ERRORS as error:
+        raise ParameterError([f"parameter file {path}: not a YAML file: {' '.join(str(error).split())}"]) from None
+    if not text.strip():
+        raise ParameterError([f"parameter file {path}: the file is empty"])
     return found
 
 
@@ -181,17 +163,3 @@ def _flattened(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, A
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _parameters_of(node: str, sections: Sections) -> dict[str, Any]:
-    mine = [name for name in sections if applies_to(name, node)]
-    if not mine:
-        last = node.rpartition("/")[2]
-        mine = [name for name in sections if name.rpartition("/")[2] in (last, "*", "**")]
-        if len([name for name in mine if "*" not in name]) > 1:
-            raise ValueError(f"no parameters for node '{node}', but for several others: {', '.join(sections)}")
-    flat = {name: value for section in mine for name, value in sections[section].items()}
-    if not flat:
-        found = ", ".join(sections) or f"none with {PARAMETERS}"
-        raise ValueError(f"no parameters for node '{node}'; sections found: {found}")
-    return flat

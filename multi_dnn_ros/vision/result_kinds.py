@@ -137,7 +137,7 @@ LANES = ResultKind(
     "lanes",
     Lanes,
     (
-        Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:lane_mask_message", picture=True),
+        Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:mask_message", picture=True),
         Topic("points", "sensor_msgs/msg/PointCloud2", f"{_MESSAGES}:lane_points_message"),
     ),
     draw=draw_lanes,
@@ -160,7 +160,7 @@ DETECTIONS = ResultKind(
 SEMANTIC_MASK = ResultKind(
     "semantic_mask",
     Mask,
-    (Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:class_mask_message", picture=True),),
+    (Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:mask_message", picture=True),),
     draw=draw_masks,
     draw_order=-2,
     has_labels=True,
@@ -170,8 +170,8 @@ INSTANCE_MASKS = ResultKind(
     "instance_masks",
     InstanceMasks,
     (
-        Topic("detections", "vision_msgs/msg/Detection2DArray", f"{_MESSAGES}:instance_boxes_message"),
-        Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:instance_mask_message", picture=True),
+        Topic("detections", "vision_msgs/msg/Detection2DArray", f"{_MESSAGES}:detections_message"),
+        Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:mask_message", picture=True),
     ),
     draw=draw_instances,
     has_labels=True,

@@ -61,7 +61,7 @@ def drive(client: Client, start_node: Callable[..., Node]) -> Drive:
         {
             "dnns": ["lane", "object", "pedestrian", "tracked"],
             "dnn": {"tracked": {"role": "object", "model": "builtin:object", "track": True}},
-            "camera": {"front": {"height_m": 1.5, "pitch_rad": 0.02, "x_m": 1.0}},
+            "camera": {"front": {"pose": [1.0, 0.0, 1.5, 0.0, 0.02, 0.0]}},
         }
     )
     topics = ("image_raw", Image), ("truth/detections", Detection2DArray), ("truth/lane_mask", Image)

@@ -60,7 +60,6 @@ def setup(client: Client, start_node: Callable[..., Node], tmp_path_factory: pyt
             "dnns": ["a", "b", "both"],
             "dnn": {"a": slow, "b": slow, "both": batches},
             "workers": 1,
-            "aging_ms": 10_000.0,
         }
     )
     node.wait_until_active()

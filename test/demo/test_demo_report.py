@@ -20,8 +20,8 @@ from multi_dnn_ros.replay.replay import msgtype_of
 from multi_dnn_ros.ros.result_messages import (
     detections_message,
     label_info_message,
-    lane_mask_message,
     lane_points_message,
+    mask_message,
 )
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
 from multi_dnn_ros.training.metrics import Truth
@@ -90,7 +90,7 @@ def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Reco
             found = Lanes(scene.lane_mask, (line,))
             if "lane" not in silent:
                 write(STREAMS[0].topics["points"], now + 29 * MS, lane_points_message(found, header))
-                write(STREAMS[0].topics["mask"], now + 30 * MS, lane_mask_message(found, header))
+                write(STREAMS[0].topics["mask"], now + 30 * MS, mask_message(found, header))
             for stream, delay_ms in zip(STREAMS[1:], (40, 50), strict=True):
                 if stream.dnn not in silent and not (stream.dnn == "object" and index < skip):
                     message = detections_message(perfect(scene, stream.labels), header)

@@ -12,7 +12,7 @@ import pytest
 from pages import PAGES, ROOT, inline_code
 from source_trees import source_trees
 
-from multi_dnn_ros.settings.parameter_fields import fields_of
+from multi_dnn_ros.settings.flat_parameters import fields_of
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 #: Messages of others: of the operating system, of PyTorch.

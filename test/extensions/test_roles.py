@@ -6,8 +6,8 @@ import pytest
 
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.settings.parameter_fields import ParameterError
-from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.forms import PRESETS
+from multi_dnn_ros.settings.params_file import ParameterError
 
 
 @pytest.mark.parametrize("role", PRESETS)

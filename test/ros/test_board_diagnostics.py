@@ -86,9 +86,9 @@ def test_no_content_of_the_files_is_a_failure(
         (root / name).write_bytes(content)
     lines: list[str] = []
     monitor = BoardMonitor(lines.append, root, period_s=0.001)
-    first = monitor.latest()
-    until(lambda: lines or monitor.latest() is not first, "a reading")
+    first = monitor.latest
+    until(lambda: lines or monitor.latest is not first, "a reading")
     monitor.close(30)
     assert not lines
-    assert all(-60 <= value.value <= 200 for value in monitor.latest().temperatures_c.values())
+    assert all(-60 <= value <= 200 for value, _ in monitor.latest.temperatures_c.values())
     list(monitor.statuses())

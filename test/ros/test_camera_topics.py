@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from node_bench import Bench, image
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
 from multi_dnn_ros.ros import camera_input, served_dnns
@@ -89,29 +89,6 @@ def test_the_publishers_are_those_of_the_remapped_topic(bench: Bench) -> None:
     assert bench.change("activate")
     bench.peer.create_publisher(Image, "/rear/image_raw", RELIABLE)
     bench.until(lambda: qos(bench).startswith("reliable"), "the publisher's offer")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_publisher_of_another_type_is_a_warning(bench: Bench, stranger: Any, warned: Callable[[], list[str]]) -> None:
-    stranger.create_publisher(CompressedImage, TOPIC, 1)
-    start(bench)
-    bench.until(warned, "a warning")
-    (line,) = warned()
-    assert "/front/image_raw has no publisher of sensor_msgs/msg/Image" in line
-    assert "/stranger publishes sensor_msgs/msg/CompressedImage" in line
-    assert "set camera.front.transport to compressed" in line
-    bench.until(lambda: "/stranger publishes" in bench.status("camera front").message, "the reason in the status")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: Callable[[], list[str]]) -> None:
-    bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
-    start(bench, qos="reliable")
-    bench.until(lambda: bench.status("camera front").level == ERROR, "an error status")
-    message = bench.status("camera front").message
-    assert "/peer: " in message
-    assert "set camera.front.qos to auto" in message
-    bench.until(warned, "a warning")
 
 
 def test_fewer_images_than_rate_hz_are_a_warning(bench: Bench) -> None:

@@ -27,14 +27,6 @@ def slow(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     return replace(pipeline, tasks=tasks)
 
 
-def test_rates_that_fit(bench: Bench) -> None:
-    bench.node({"camera.front.rate_hz": 0.5}, build=slow)
-    assert bench.change("configure")
-    bench.until(lambda: bench.status("capacity").level == OK, "the verdict")
-    assert bench.status("capacity").message.startswith("fits: 1 DNN needs ")
-    assert "utilization (%)" in bench.status("capacity").by_key
-
-
 def test_rates_that_do_not_fit_are_a_warning_with_advice(bench: Bench) -> None:
     bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 200.0}, build=slow)
     assert bench.change("configure")  # it is a warning: the node serves what it can

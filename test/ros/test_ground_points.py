@@ -40,6 +40,10 @@ def info(**values: Any) -> CameraInfo:
     return message
 
 
+def pose(x: float = 0.0, y: float = 0.0, pitch: float = 0.0, yaw: float = 0.0) -> list[float]:
+    return [x, y, HEIGHT, 0.0, pitch, yaw]
+
+
 class Rig:
     """A node with a lane DNN, a camera with its CameraInfo, and subscriptions to both point clouds."""
 
@@ -105,7 +109,7 @@ def rows(message: PointCloud2) -> np.ndarray:
 
 @pytest.fixture
 def rig(bench: Bench) -> Rig:
-    rig = Rig(bench, height_m=HEIGHT)
+    rig = Rig(bench, pose=pose())
     rig.listen()
     return rig
 
@@ -125,7 +129,7 @@ def test_points_are_published_in_metres_and_in_pixels(rig: Rig) -> None:
 
 
 def test_nothing_is_computed_unless_somebody_listens(bench: Bench) -> None:
-    rig = Rig(bench, height_m=HEIGHT)
+    rig = Rig(bench, pose=pose())
     rig.frame()
     bench.until(lambda: rig.status().message == "no subscription", "the status")
     assert (rig.status().level, bench.peer.count_subscribers(INFO)) == (OK, 0)
@@ -158,48 +162,32 @@ def test_what_cannot_be_projected_is_a_warning_and_pixels_go_on(rig: Rig, wrong:
     rig.bench.until(lambda: rig.status().level == OK, "the status")
 
 
-def test_without_camera_info(bench: Bench) -> None:
-    rig = Rig(bench, height_m=HEIGHT)
+TURN = [1.0, 0.0, 0.0, 0.0, math.cos(0.1), math.sin(0.1), 0.0, -math.sin(0.1), math.cos(0.1)]
+P = [8.0, 0.0, 3.5, -4.0, 0.0, 8.0, 2.5, 0.0, 0.0, 0.0, 1.0, 0.0]
+ROI = {"roi__x_offset": 4, "roi__y_offset": 2, "roi__width": 16, "roi__height": 12, "binning_x": 2, "binning_y": 2}
+
+
+@pytest.mark.parametrize(
+    ("camera", "calibration", "size", "expected"),
+    [
+        # Pixel (0, 11) of a resized image is (-0.25, 5.25) of the calibrated one.
+        ({"pose": pose()}, {}, (16, 12), (HEIGHT * 8 / 2.75, HEIGHT * 3.75 / 2.75)),
+        # Pixel (0, 5) is (4.5, 12.5) of the calibrated image.
+        ({"pose": pose()}, {"width": 32, "height": 24, "k": K, **ROI}, (8, 6), (HEIGHT * 8 / 10, -HEIGHT * 1 / 10)),
+        # R undoes the pitch: the rays of rectified pixels are turned back by its transpose.
+        ({"pose": pose(pitch=0.1), "rectified": True}, {"k": (1.0,) * 9, "d": [0.5] * 5, "p": P, "r": TURN}, (8, 6),
+         (X, Y)),
+        ({"pose": pose(2.0, -0.5, yaw=math.pi / 2)}, {}, (8, 6), (2.0 - Y, -0.5 + X)),
+    ],
+    ids=["resized", "region of interest", "rectified", "pose"],
+)  # fmt: skip
+def test_calibration_and_pose(
+    bench: Bench, camera: dict[str, Any], calibration: dict[str, Any], size: tuple[int, int], expected: tuple
+) -> None:
+    rig = Rig(bench, {"vehicle_frame": "footprint"}, **camera)
     rig.listen()
-    text = rig.warning(None)
-    assert "no CameraInfo" in text
-    assert INFO in text
-
-
-def test_another_image_size(rig: Rig) -> None:
-    assert "the image has 8 x 12 pixels" in rig.warning(info(), (8, 12))
-    # A resized image: pixel (0, 11) of 16 x 12 is (-0.25, 5.25) of 8 x 6.
-    resized = rig.points(info(), (16, 12))[0]
-    assert resized[:2] == pytest.approx([HEIGHT * 8 / 2.75, HEIGHT * 3.75 / 2.75], rel=1e-5)
-
-
-def test_region_of_interest_and_binning(rig: Rig) -> None:
-    whole = {"width": 32, "height": 24, "k": (8.0, 0.0, 3.5, 0.0, 8.0, 2.5, 0.0, 0.0, 1.0)}
-    roi = {"roi__x_offset": 4, "roi__y_offset": 2, "roi__width": 16, "roi__height": 12}
-    found = rig.points(info(**whole, **roi, binning_x=2, binning_y=2))
-    # Pixel (0, 5) is (4.5, 12.5) of the calibrated image, pixel (0, 0) is (4.5, 2.5): on the horizon.
-    assert found[:, :2] == pytest.approx(np.array([[HEIGHT * 8 / 10, -HEIGHT * 1 / 10]]), rel=1e-5)
-
-
-def test_rectified_images(bench: Bench) -> None:
-    rig = Rig(bench, height_m=HEIGHT, rectified=True, pitch_rad=0.1)
-    rig.listen()
-    # R undoes the pitch: the rays of rectified pixels are turned back by its transpose.
-    turn = [1.0, 0.0, 0.0, 0.0, math.cos(0.1), math.sin(0.1), 0.0, -math.sin(0.1), math.cos(0.1)]
-    p = [8.0, 0.0, 3.5, -4.0, 0.0, 8.0, 2.5, 0.0, 0.0, 0.0, 1.0, 0.0]
-    found = rig.points(info(k=(1.0,) * 9, d=[0.5] * 5, p=p, r=turn))
-    assert found[:, :2] == pytest.approx(np.array([[X, Y]]), rel=1e-4)
-    assert "R of the CameraInfo is not a rotation" in rig.warning(info(p=p, r=[1.0] * 9))
-
-
-def test_position_frame_and_range(bench: Bench) -> None:
-    rig = Rig(bench, {"vehicle_frame": "footprint"}, height_m=HEIGHT, x_m=2.0, y_m=-0.5, yaw_rad=math.pi / 2)
-    rig.listen()
-    assert rig.points(info())[:, :3] == pytest.approx(np.array([[2.0 - Y, -0.5 + X, 0.0]]), rel=1e-5)
+    assert rig.points(info(**calibration), size)[0, :3] == pytest.approx([*expected, 0.0], rel=1e-4)
     assert rig.metres[-1].header.frame_id == "footprint"
-    far = (100.0, *K[1:4], 100.0, *K[5:])  # a longer focal length: the point is 60 m away
-    rig.infos.publish(info(k=far))
-    rig.frames(lambda: len(rows(rig.metres[-1])) == 0, (8, 6))
 
 
 class FakeTf(ModuleType):
@@ -250,7 +238,7 @@ def test_the_pose_from_tf(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     text = rig.warning(info())
     assert "TF has no transform from" in text
     assert "does not exist" in text
-    assert "camera.front.height_m" in text
+    assert "camera.front.pose" in text
     tf.transform = optical(HEIGHT)
     assert rig.points(info())[:, :3] == pytest.approx(np.array([[1.0 + X, Y, 0.0]]), rel=1e-5)
     stamp = rig.metres[-1].header.stamp.sec
@@ -263,18 +251,6 @@ def test_the_pose_from_tf(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     assert tf.open == 0
 
 
-def set_clock(bench: Bench, clocks: Any, seconds: int) -> None:
-    """Publish this time until the node has it."""
-    tick = Clock()
-    tick.clock.sec = seconds
-
-    def has_it() -> bool:
-        clocks.publish(tick)
-        return bool(bench.nodes[0].get_clock().now().nanoseconds == seconds * 1_000_000_000)
-
-    bench.until(has_it, "the simulated time")
-
-
 def test_transforms_are_forgotten_when_time_is_set_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     tf = FakeTf()
     monkeypatch.setitem(sys.modules, "tf2_ros", tf)
@@ -282,21 +258,12 @@ def test_transforms_are_forgotten_when_time_is_set_back(bench: Bench, monkeypatc
     clocks = bench.peer.create_publisher(Clock, "/clock", QoSProfile(depth=10))
     rig.listen()
     bench.until(lambda: tf.open == 1, "the listener")
-    set_clock(bench, clocks, 1000)
-    before = tf.cleared
-    set_clock(bench, clocks, 1030)
-    assert tf.cleared == before
-    set_clock(bench, clocks, 1000)
-    assert tf.cleared == before + 1
-    assert bench.change("deactivate")
-    set_clock(bench, clocks, 900)
-    assert tf.cleared == before + 1
-
-
-def test_without_tf_and_without_parameters(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tf2_ros", None)
-    rig = Rig(bench)
-    rig.listen()
-    text = rig.warning(info())
-    assert "TF" in text
-    assert "set camera.front.height_m, pitch_rad" in text
+    now, cleared = bench.nodes[0].get_clock().now, []
+    for seconds in (1000, 1030, 1000):
+        tick = Clock()
+        tick.clock.sec = seconds
+        bench.until(
+            lambda at=seconds, tick=tick: (clocks.publish(tick), now().nanoseconds == at * 10**9)[1], "the time"
+        )
+        cleared.append(tf.cleared)
+    assert cleared[2] == cleared[1] + 1 == cleared[0] + 1

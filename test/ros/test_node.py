@@ -15,7 +15,7 @@ from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.ros import parameters, served_dnns
+from multi_dnn_ros.ros import served_dnns
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 
 OUT = "/multi_dnn/front/object/detections"
@@ -63,34 +63,6 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert gc.get_freeze_count() == 0
         bench.peer.destroy_publisher(camera)
         assert serving_threads() == []
-
-
-def test_autostart_activates_the_node(bench: Bench) -> None:
-    bench.node({"autostart": True})
-    bench.camera()
-    bench.until(lambda: bench.state() == "active", "the active node")
-
-
-def test_two_cameras_of_different_size_and_encoding(bench: Bench) -> None:
-    start(bench, {"cameras": ["front", "rear"]})
-    heard = {
-        camera: bench.listen(f"/multi_dnn/{camera}/object/detections", Detection2DArray) for camera in ("front", "rear")
-    }
-    front, rear = bench.camera("/front/image_raw"), bench.camera("/rear/image_raw")
-    front.publish(image(200, 1, (8, 6), "rgb8"))
-    rear.publish(image(150, 2, (20, 10), "mono8"))
-    bench.until(lambda: all(heard.values()), "both cameras' results")
-    boxes = {camera: messages[0].detections[0].bbox for camera, messages in heard.items()}
-    assert (boxes["front"].size_x, boxes["rear"].size_x) == (8.0, 20.0)
-    assert heard["front"][0].header.frame_id == "frame1"
-    assert heard["rear"][0].header.frame_id == "frame2"
-    assert heard["rear"][0].detections[0].results[0].hypothesis.score == pytest.approx(150 / 255)
-
-
-def test_a_dnn_serves_the_cameras_of_its_parameter(bench: Bench) -> None:
-    start(bench, {"cameras": ["front", "rear"], "dnn.object.cameras": ["rear"]})
-    bench.listen("/multi_dnn/rear/object/detections", Detection2DArray)
-    assert bench.peer.count_publishers(OUT) == 0
 
 
 def test_jpeg_images_are_decoded_and_damaged_ones_are_counted(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
@@ -147,42 +119,6 @@ def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     assert "poisoned" in lines[0]
 
 
-def test_every_step_of_a_frame_is_timed(bench: Bench) -> None:
-    start(bench)
-    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    camera.publish(image(size=(1280, 720)))
-    bench.until(lambda: heard, "a detection")
-    steps = ("decode", "mailbox", "pre", "queue", "compute", "post", "publish")
-    bench.until(lambda: bench.status("object on front").by_key.get("decode max (ms)", "nan") != "nan", "the report")
-    times = {step: float(bench.status("object on front").by_key[f"{step} max (ms)"]) for step in (*steps, "end_to_end")}
-    assert times["decode"] > 0.0
-    assert min(times.values()) >= 0.0
-    assert sum(times[step] for step in steps) <= times["end_to_end"] + 1.0  # of one frame, rounded
-
-
-def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
-    start(bench)
-    assert bench.change("deactivate")
-    assert not bench.set("camera.front.topic", "/other")[0]
-    assert bench.change("cleanup")
-    assert bench.set("camera.front.topic", "/other") == (True, "")
-    assert bench.change("configure")
-    assert bench.change("activate")
-    bench.camera("/other")
-
-
-def test_a_parameter_is_refused_as_soon_as_the_node_has_read_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    node, read, answers = bench.node(), parameters.read_parameters, []
-
-    def read_and_set(values: dict[str, Any]) -> Any:
-        answers.extend(node.set_parameters([Parameter("dnn.object.score_threshold", value=0.75)]))
-        return read(values)
-
-    monkeypatch.setattr(parameters, "read_parameters", read_and_set)
-    assert bench.change("configure")
-    assert "read-only while the node is configuring" in answers[0].reason
-
-
 def test_a_parameter_that_is_set_during_the_activation_takes_effect(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,42 +151,6 @@ def test_an_unexpected_error_of_a_transition_is_reported(
     assert "cannot deactivate: ZeroDivisionError" in bench.status("node").message
     assert "Traceback" in capfd.readouterr().err
     assert bench.change("configure")
-
-
-def test_stamps_of_another_clock_are_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    start(bench)
-    camera = bench.camera()
-    printed: list[str] = []
-
-    def warned() -> bool:
-        camera.publish(image(stamp=1000))
-        printed.append(capfd.readouterr().err)
-        return "than the clock of the node" in "".join(printed)
-
-    bench.until(warned, "the warning")
-    assert "camera front, topic /front/image_raw: the stamps of the images are" in "".join(printed)
-
-
-def test_the_compressed_overlay_is_the_overlay_as_jpeg(bench: Bench) -> None:
-    start(bench, {"dnns": ["object"]})
-    camera = bench.camera()
-    raw = bench.listen("/multi_dnn/front/overlay", Image)
-    compressed = bench.listen("/multi_dnn/front/overlay/compressed", CompressedImage)
-    stamps = iter(range(1, 100_000))
-
-    def both() -> bool:
-        camera.publish(image(stamp=next(stamps), size=(64, 48)))
-        return bool({message.header.stamp.sec for message in raw} & {each.header.stamp.sec for each in compressed})
-
-    bench.until(both, "an overlay on both topics")
-    coded = {message.header.stamp.sec: message for message in compressed}
-    plain = next(message for message in raw if message.header.stamp.sec in coded)
-    message = coded[plain.header.stamp.sec]
-    assert (message.format, message.header) == ("jpeg", plain.header)
-    pixels = cv2.imdecode(np.frombuffer(bytes(message.data), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
-    expected = np.frombuffer(bytes(plain.data), np.uint8).reshape(48, 64, 3)
-    assert pixels.shape == expected.shape
-    assert np.abs(pixels.astype(int) - expected).mean() < 12.0
 
 
 def test_nothing_is_sent_on_topics_without_a_subscription(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

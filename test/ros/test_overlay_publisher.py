@@ -14,7 +14,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Lanes
 
 WAIT_S = 60.0
@@ -123,29 +123,6 @@ def test_overlays_are_in_order_of_time(overlay: Overlay) -> None:
     assert overlay.layers[-1] == [("quick", False), ("slow", True)]
 
 
-@pytest.mark.parametrize(("next_ms", "held"), [(4000, True), (4101, False)])
-def test_a_result_later_than_the_hold_time_is_drawn_on_its_frame(overlay: Overlay, next_ms: int, held: bool) -> None:
-    slow, between, after = frame(100), frame(3000), frame(next_ms)
-    overlay.answer("quick", slow, 110)
-    overlay.answer("quick", between, 3010)
-    overlay.drop("slow", between)
-    overlay.answer("slow", slow, 3100)
-    overlay.answer("quick", after, next_ms + 10)
-    overlay.drop("slow", after)
-    overlay.publishers["front"].until(str(next_ms))
-    assert (("slow", True) in overlay.layers[-1]) is held
-
-
-def test_results_on_an_image_of_another_size_are_not_held(overlay: Overlay) -> None:
-    small, large = frame(100), frame(200, size=(12, 16))
-    overlay.answer("quick", small, 110)
-    overlay.answer("slow", small, 120)
-    overlay.answer("quick", large, 210)
-    overlay.drop("slow", large)
-    overlay.publishers["front"].until("200")
-    assert overlay.layers[-1] == [("quick", False)]
-
-
 def test_cameras_alternate_if_drawing_is_slower(overlay: Overlay) -> None:
     front, rear = overlay.publishers.values()
     rear.go.clear()
@@ -175,40 +152,3 @@ def test_the_image_is_copied_before_its_memory_is_reused(overlay: Overlay, last:
     publisher.go.set()
     publisher.until("200")
     assert overlay.corners == [0, 50]
-
-
-def test_without_a_subscription_results_are_forgotten(overlay: Overlay) -> None:
-    front = overlay.publishers["front"]
-    overlay.complete(frame(100))
-    front.until("100")
-    overlay.answer("quick", frame(200), 210)
-    front.subscriptions = 0
-    overlay.answer("quick", frame(300), 310)
-    front.subscriptions = 1
-    last = frame(400)
-    overlay.answer("quick", last, 410)
-    overlay.drop("slow", last)
-    front.until("400")
-    assert overlay.layers[-1] == [("quick", False)]  # without the last result of `slow`
-
-
-@pytest.mark.parametrize(
-    ("error", "text"), [(RuntimeError("no colour"), "RuntimeError: no colour"), (SystemExit(2), "SystemExit: 2")]
-)
-def test_a_kind_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
-    overlay: Overlay, error: BaseException, text: str
-) -> None:
-    def draw(canvas: Any, layers: Any, scale: float) -> None:
-        raise error
-
-    overlay.kinds["slow"] = ResultKind("lamps", Lanes, (), draw=draw)
-    drawn: list[str] = []
-    overlay.kinds["quick"] = ResultKind(
-        "road", Lanes, (), draw=lambda canvas, layers, scale: drawn.extend(layer.dnn for layer in layers), draw_order=2
-    )
-    overlay.complete(frame(100))
-    overlay.publishers["front"].until("100")
-    reason = f"results of slow were not drawn: result kind 'lamps': draw raised {text}"
-    assert overlay.errors == [f"the overlay of camera front: {reason}"]
-    overlay.errors.clear()
-    assert drawn == ["quick"]

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def test_the_node_tells_when_it_is_ready_that_it_runs_and_that_it_stops(
         found = until(listener, lambda message: "READY" in message)
         assert found[-1]["STATUS"] == "active"
         assert [it for it in found if it.get("STATUS", "").startswith("configuring") and "EXTEND_TIMEOUT_USEC" in it]
-        beats = [until(listener, lambda message: message == {"WATCHDOG": "1"}) for _ in range(3)]
+        beats = [until(listener, lambda message: message.get("WATCHDOG") == "1") for _ in range(3)]
         assert len(beats) == 3
         node.process.send_signal(signal.SIGINT)
         last = until(listener, lambda message: "STOPPING" in message)[-1]
@@ -95,19 +94,5 @@ def test_a_process_that_stands_still_sends_no_heartbeat(
         listener.settimeout(1.5)
         with pytest.raises(TimeoutError):
             until(listener, lambda message: False)
-    finally:
-        node.close()
-
-
-def test_a_socket_that_does_not_exist_is_one_warning(domain: int, tmp_path: Path) -> None:
-    node = Service(tmp_path, domain, str(tmp_path / "nowhere"))
-    try:
-        end = time.monotonic() + WAIT_S
-        while " active" not in node.log.read_text():
-            assert time.monotonic() < end, node.log.read_text()
-            time.sleep(0.05)
-        node.process.send_signal(signal.SIGINT)
-        assert node.process.wait(30.0) == 0
-        assert node.log.read_text().count("NOTIFY_SOCKET") == 1
     finally:
         node.close()

@@ -59,12 +59,6 @@ def test_lost_tracks_end_although_the_camera_has_no_stamps(bench: Bench) -> None
     assert ids(200) == [""]  # a new track has no identity yet
 
 
-def test_without_the_parameter_there_are_no_identities(bench: Bench) -> None:
-    camera, heard = start(bench)
-    assert [ids_after(bench, camera, heard, 200, stamp) for stamp in (1, 2)] == [[""], [""]]
-    assert ids_after(bench, camera, heard, 60, 3) == []
-
-
 def test_results_that_are_not_boxes_cannot_be_tracked(bench: Bench) -> None:
     bench.node({"dnns": ["lane"], "dnn.lane.track": True})
     assert not bench.change("configure")

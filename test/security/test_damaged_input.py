@@ -22,9 +22,8 @@ from tiny_exports import TinyYolo, export
 from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.settings.parameter_fields import ParameterError, parameter_fields
-from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.flat_parameters import parameter_fields, to_config
+from multi_dnn_ros.settings.params_file import ParameterError, read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.image_decoding import ENCODINGS, ImageSettings, decode_compressed, decode_image
 
@@ -103,7 +102,7 @@ _VALUES = [True, 0, -1, 2**63, 1e308, float("nan"), "", "auto", "x" * 300, "\0",
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([*parameter_fields(("front",), ("object",)), "dnn.object.modle", "x", ""]),
+        st.sampled_from([*parameter_fields({"dnns": ["object"]}), "dnn.object.modle", "x", ""]),
         st.sampled_from(_VALUES),
         max_size=5,
     )

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from multi_dnn_ros.backends import precision
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BACKENDS
 from multi_dnn_ros.engine import policies
-from multi_dnn_ros.settings.parameter_fields import fields_of
+from multi_dnn_ros.settings.flat_parameters import fields_of
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 #: Section of the schema, parameter, table of the implementations, where that table is.

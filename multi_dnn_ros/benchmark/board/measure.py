@@ -204,7 +204,7 @@ def _figures(rig: Rig, rate_hz: float, begin: _Counts, end: _Counts) -> Trial:
     samples = [sample for sample in rig.samples if span[0] <= sample.at_s <= span[1]]
     cores, latest = cpu_cores(samples), rig.samples[-1]
     powers = [power for sample in samples if (power := sample.sensors.total_w) is not None]
-    temperatures = [value.value for sample in samples for value in sample.sensors.temperatures_c.values()]
+    temperatures = [value for sample in samples for value, _ in sample.sensors.temperatures_c.values()]
     return {
         "rate_hz": rate_hz,
         "seconds": seconds,
