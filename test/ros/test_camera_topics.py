@@ -81,16 +81,6 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.until(lambda: len(warned()) == 2, "the next episode")
 
 
-def test_the_publishers_are_those_of_the_remapped_topic(bench: Bench) -> None:
-    """Even if two cameras are remapped to the topics of each other."""
-    swap = ["--ros-args", "-r", "front/image_raw:=rear/image_raw", "-r", "rear/image_raw:=front/image_raw"]
-    bench.node(cli_args=swap)
-    assert bench.change("configure")
-    assert bench.change("activate")
-    bench.peer.create_publisher(Image, "/rear/image_raw", RELIABLE)
-    bench.until(lambda: qos(bench).startswith("reliable"), "the publisher's offer")
-
-
 def test_fewer_images_than_rate_hz_are_a_warning(bench: Bench) -> None:
     start(bench, rate_hz=1000.0)
     camera = bench.camera()

@@ -69,19 +69,6 @@ def test_every_topic_is_published_with_a_type_that_is_shown(bench: Bench, layout
         assert bench.peer.count_publishers(topic) == 1, topic
 
 
-def test_every_panel_of_foxglove_is_in_the_layout() -> None:
-    def panels_in(tree: Any) -> list[str]:
-        if isinstance(tree, str):
-            return [tree]
-        assert tree["direction"] in ("row", "column")
-        assert 0 < tree["splitPercentage"] < 100
-        return [*panels_in(tree["first"]), *panels_in(tree["second"])]
-
-    found = panels_in(FOXGLOVE["layout"])
-    assert sorted(found) == sorted(FOXGLOVE["configById"])
-    assert all(re.fullmatch(r"\w+!\w+", name) for name in found)
-
-
 def test_colours_and_frames_exist() -> None:
     (view,) = [panel for name, panel in FOXGLOVE["configById"].items() if name.startswith("3D!")]
     assert view["followTf"] == FRAME

@@ -175,26 +175,6 @@ def test_cleanup_during_a_swap_leaves_nothing(rig: Rig) -> None:
     assert set(rig.classes()) == {"1"}
 
 
-@pytest.mark.parametrize("standby", [pytest.param("warm", marks=pytest.mark.long), "hot"])  # which loads more
-def test_the_standby_is_replaced_by_one_with_the_new_model(bench: Bench, standby: str) -> None:
-    rig = Rig(bench, standby=standby).activate()
-    rig.until(lambda: bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready", "the standby")
-    rig.swap(rig.held("1"))
-    rig.wait_status("preparing")
-    rig.until(lambda: len(engine_pids()) == 2, "two engine processes")
-    rig.release()
-    rig.wait_status("took over")
-    rig.until(
-        lambda: len(engine_pids()) == 2 and bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready",
-        "the standby",
-    )
-    os.kill(rig.pid(), signal.SIGKILL)
-    rig.until(lambda: bench.status("engine cpu").by_key.get("restarts") == "1", "the standby to take over")
-    rig.wait_results()
-    assert rig.classes()[-1] == "1"
-    rig.check_accounts()
-
-
 def test_tracks_go_on_with_the_same_class_names_and_end_with_others(bench: Bench) -> None:
     rig = Rig(bench, **{"dnn.object.track": True, "dnn.object.score_threshold": 0.5}).activate()
 

@@ -113,27 +113,6 @@ def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, mode
     assert [one.threshold for one in infos] == [np.float32(0.4), 0.75]
 
 
-@pytest.mark.parametrize(
-    ("own", "parameter", "allowed"),
-    [
-        ({"output__peple__keep": ["car"]}, "dnn.road.output.peple.keep", "did you mean dnn.road.output.people.keep"),
-        ({"output__people__raw_outputs": ["7"]}, "dnn.road.output.people.raw_outputs names '7'", "allowed: "),
-        ({"output__people__keep": ["dog"]}, "dnn.road.output.people.keep", "allowed: car, person"),
-        ({"output__people__decoder": "ufldv2", "output__people__keep": []}, "dnn.road.output.people", "decoder ufldv2"),
-        ({"keep": ["car"]}, "dnn.road.keep is", "dnn.road.output.<output>.keep"),
-    ],
-)  # fmt: skip
-def test_a_wrong_parameter_is_named_with_what_is_allowed(
-    bench: Bench, model: Path, own: dict[str, Any], parameter: str, allowed: str
-) -> None:
-    bench.node(two_filters(model, **own), build=build_for_real)
-    assert not bench.change("configure")
-    bench.until(lambda: "configure" in bench.status("node").message, "the failure in the diagnostics")
-    text = bench.status("node").message
-    assert parameter in text
-    assert allowed in text
-
-
 def test_a_crop_is_seen_enlarged_and_its_boxes_are_in_the_image(bench: Bench, model: Path) -> None:
     start(bench, two_filters(model, crop=[64, 96, 64, 48]))
     cars = bench.listen("/multi_dnn/front/road/cars/detections", Detection2DArray)

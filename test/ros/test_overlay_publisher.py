@@ -123,19 +123,6 @@ def test_overlays_are_in_order_of_time(overlay: Overlay) -> None:
     assert overlay.layers[-1] == [("quick", False), ("slow", True)]
 
 
-def test_cameras_alternate_if_drawing_is_slower(overlay: Overlay) -> None:
-    front, rear = overlay.publishers.values()
-    rear.go.clear()
-    overlay.complete(frame(100, "rear"))
-    assert rear.begun.wait(WAIT_S)  # and is being drawn, while the next ones come
-    overlay.complete(frame(150, "front"))
-    overlay.complete(frame(200, "rear"))
-    rear.go.set()
-    rear.until("200")
-    front.until("150")
-    assert overlay.order == [("rear", "100"), ("front", "150"), ("rear", "200")]
-
-
 @pytest.mark.parametrize("last", ["answer", "drop"])
 def test_the_image_is_copied_before_its_memory_is_reused(overlay: Overlay, last: str) -> None:
     """Its memory is overwritten afterwards."""

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
-import rclpy
 from fork_server import ForkServer
-from rclpy.context import Context
-from waiting import until
 
 from multi_dnn_ros.demo.children import loopback_environment
-
-#: Limit for the memory of the node's process.
-MAX_BYTES = 200_000_000
 
 
 def run(code: str, domain: int = 0) -> subprocess.CompletedProcess[str]:
@@ -56,29 +47,6 @@ def test_a_wrong_argument_is_an_error_in_one_line_that_names_the_program(
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("multi_dnn_node: ")]
     assert argument.partition(":")[0] in line
     assert "Traceback" not in done.stderr
-
-
-def test_the_node_is_on_the_graph_without_pytorch_and_in_little_memory(
-    domain: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in loopback_environment(domain).items():
-        monkeypatch.setenv(name, value)
-    context = Context()
-    rclpy.init(context=context)
-    observer = rclpy.create_node("observer", context=context)
-    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--ros-args", "-p", "autostart:=false"]
-    node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: "multi_dnn" in observer.get_node_names(), "the node on the graph")
-        assert psutil.Process(node.pid).memory_info().rss < MAX_BYTES
-        assert "libtorch" not in Path(f"/proc/{node.pid}/maps").read_text()
-        node.send_signal(signal.SIGINT)
-        assert node.wait(60.0) == 0
-    finally:
-        node.kill()
-        node.wait()
-        observer.destroy_node()
-        rclpy.shutdown(context=context)
 
 
 def test_a_signal_ends_a_process_that_is_loading_a_local_engine(domain: int) -> None:

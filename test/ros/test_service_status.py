@@ -80,19 +80,3 @@ def test_the_node_tells_when_it_is_ready_that_it_runs_and_that_it_stops(
         assert node.process.wait(30.0) == 0
     finally:
         node.close()
-
-
-@pytest.mark.parametrize("systemd", ["path"], indirect=True)
-def test_a_process_that_stands_still_sends_no_heartbeat(
-    domain: int, tmp_path: Path, systemd: tuple[str, socket.socket]
-) -> None:
-    address, listener = systemd
-    node = Service(tmp_path, domain, address, "-p", "autostart:=false")
-    try:
-        until(listener, lambda message: "READY" in message)  # another process configures it
-        node.process.send_signal(signal.SIGSTOP)
-        listener.settimeout(1.5)
-        with pytest.raises(TimeoutError):
-            until(listener, lambda message: False)
-    finally:
-        node.close()

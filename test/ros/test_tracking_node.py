@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from builtin_interfaces.msg import Time
 from node_bench import Bench, image
 from vision_msgs.msg import Detection2DArray
 
@@ -40,23 +38,6 @@ def test_identities_bridge_frames_and_low_scores_continue_tracks(bench: Bench) -
     assert ids_after(bench, camera, heard, 200, 40) == []  # now below the threshold, and there is no track
     assert bench.set("dnn.object.score_threshold", 0.5) == (True, "")
     assert ids_after(bench, camera, heard, 200, 41) == [""]
-
-
-def test_lost_tracks_end_although_the_camera_has_no_stamps(bench: Bench) -> None:
-    camera, heard = start(bench, **{"dnn.object.track": True})
-
-    def ids(value: int) -> list[str]:
-        count, message = len(heard), image(value)
-        message.header.stamp = Time()
-        camera.publish(message)
-        bench.until(lambda: len(heard) > count, "a result")
-        return [detection.id for detection in heard[-1].detections]
-
-    assert ids(200) == ["1"]
-    assert ids(10) == []  # the track is lost
-    end = time.monotonic() + 1.1
-    bench.until(lambda: time.monotonic() > end, "the end of the track")
-    assert ids(200) == [""]  # a new track has no identity yet
 
 
 def test_results_that_are_not_boxes_cannot_be_tracked(bench: Bench) -> None:
