@@ -17,7 +17,6 @@ from test_branched_graph import FakeStreams
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.branched_graph import branches_of, compile_segments, with_branches
-from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
@@ -203,13 +202,10 @@ def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, t
 def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     assert type(choose_backend("inductor", CPU)) is Inductor
-    on_gpu = choose_backend("inductor", GPU)
-    assert type(on_gpu) is CudnnBenchmark
-    assert type(on_gpu.backend) is CudaGraph
+    assert type(choose_backend("inductor", GPU)) is CudaGraph
     in_fp16 = choose_backend("inductor", GPU, "fp16")
-    assert type(in_fp16) is CudnnBenchmark
-    assert type(in_fp16.backend) is InPrecision
-    assert type(in_fp16.backend.backend) is CudaGraph
+    assert type(in_fp16) is InPrecision
+    assert type(in_fp16.backend) is CudaGraph
     assert backend_name("inductor", CPU) == "inductor"
     with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
         choose_backend("eager", GPU, "tf32", dnn="lane")
