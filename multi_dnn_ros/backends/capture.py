@@ -6,12 +6,11 @@ import contextlib
 import ctypes
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.cuda_driver import check, driver, enqueue_on
 
 #: Calls before the capture, in which libraries choose their algorithms and allocate workspaces.
@@ -114,31 +113,20 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
     return StreamGraph(graph, stream.device)
 
 
-class CudnnBenchmark:
-    """Wraps a backend: for batches, cuDNN times its algorithms for each convolution (torch.backends.cudnn.benchmark).
+@contextlib.contextmanager
+def cudnn_benchmark(enabled: bool) -> Iterator[None]:
+    """Context in which cuDNN times its algorithms for each convolution (torch.backends.cudnn.benchmark), if enabled.
 
     For batches, cuDNN's heuristics choose slower algorithms (7 RegNetY-32GF at fp16 on an H200: 3.8 ms instead of 3.3,
     decomposed 3.7 instead of 2.8), but not for single images (1.8 instead of 2.0). cuDNN keeps the choice per thread;
     the setting is global to the process and is restored afterwards.
     """
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-
-    def prepare(
-        self,
-        stages: Sequence[torch.nn.Module],
-        inputs: Tensors,
-        device: torch.device,
-        shared: Shared | None = None,
-    ) -> tuple[Stage, ...]:
-        """As the wrapped backend."""
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before or (bool(inputs) and len(inputs[0]) > 1)
-        try:
-            return self.backend.prepare(stages, inputs, device, shared)
-        finally:
-            torch.backends.cudnn.benchmark = before
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or enabled
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.branched_graph import CudaStreams, compile_segments, with_branches
 from multi_dnn_ros.backends.branches import SerialGraphError
-from multi_dnn_ros.backends.capture import capture_stream
+from multi_dnn_ros.backends.capture import capture_stream, cudnn_benchmark
 from multi_dnn_ros.backends.captured_network import Captured, CapturedNetwork
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
@@ -82,6 +82,12 @@ class CudaGraph:
         if shared.pool is None:  # before the stages are prepared: some are bound to the stream
             shared.pool = torch.cuda.graph_pool_handle()
             shared.stream = capture_stream(device)
+        with cudnn_benchmark(bool(inputs) and len(inputs[0]) > 1):
+            return self._prepare(stages, inputs, device, shared)
+
+    def _prepare(
+        self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device, shared: Shared
+    ) -> tuple[Stage, ...]:
         uncaptured = self._kernels.prepare(stages, inputs, device, shared)
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)

@@ -197,14 +197,11 @@ def choose_backend(
     )  # fmt: skip
     if device.type in spec.takes_onnx:
         return spec.factory(request)
-    from multi_dnn_ros.backends.capture import CudnnBenchmark
     from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 
     device, chosen = as_torch(device), PRECISIONS[precision]
     backend = spec.factory(replace(request, device=device, tolerance=chosen.tolerance(device), dtype=chosen.dtype))
-    if precision != "auto":
-        backend = InPrecision(chosen, backend, dnn)
-    return CudnnBenchmark(backend) if device.type in spec.captures else backend
+    return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
 def automatic_providers(backend: str, device: torch.device) -> tuple[str, ...]:

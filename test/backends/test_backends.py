@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torchvision
 from small_builtin import small_builtin
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import CudnnBenchmark
+from multi_dnn_ros.backends.capture import cudnn_benchmark
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
@@ -44,21 +44,13 @@ def test_auto_is_what_serves_fastest_there(missing: str, on_gpu: str, monkeypatc
         choose_backend("cuda_graph", CPU)
 
 
-@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_cudnn_benchmark_is_set_only_while_a_batch_is_prepared(fails: bool, images: int) -> None:
-    tried = []
-
-    class Observed:
-        def prepare(self, stages, inputs, device, shared=None):
-            tried.append(torch.backends.cudnn.benchmark)
-            if fails:
-                raise ValueError("no")
-            return ("ready",)
-
-    with pytest.raises(ValueError, match="no") if fails else nullcontext():
-        assert CudnnBenchmark(Observed()).prepare([], (torch.zeros(images, 3, 4, 4),), CPU) == ("ready",)
-    assert tried == [images > 1]
+def test_cudnn_benchmark_is_set_for_a_block_only(fails: bool, enabled: bool) -> None:
+    with suppress(KeyError), cudnn_benchmark(enabled):
+        assert torch.backends.cudnn.benchmark == enabled
+        if fails:
+            raise KeyError
     assert not torch.backends.cudnn.benchmark
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,7 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
 from multi_dnn_ros.backends.captured_network import Captured
-from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.backends.static_stages import stack_inputs
-from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import ConfigError, choose_backend
@@ -27,7 +23,6 @@ from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")
 EXAMPLE = (torch.zeros(1, 3, 16, 24),)
-WAIT = 60.0
 
 
 class Network(nn.Module):
@@ -95,25 +90,6 @@ def test_a_batch_has_the_results_of_its_images_alone_with_the_same_weights(
         assert not [buffer for stages in ready.values() for stage in stages for buffer in stage.buffers()]  # type: ignore[attr-defined]
 
 
-class Overflows(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1e6))
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return image * self.scale / 1e6
-
-
-def test_a_stage_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
-    module = Overflows()
-    made = {size: [*cut_module(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
-    ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
-    assert caplog.text.count("job 1 of a stays float32, because fp16 fails") == 2
-    one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]
-    assert one[0] is two[0]
-    assert one[0] is not module.scale  # the module itself stays on the CPU
-
-
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -164,33 +140,6 @@ def test_a_file_exported_for_one_image_is_rejected_by_name(suffix: str, tmp_path
     if suffix == "onnx":  # one camera, even if named twice, has nothing to batch
         (task,) = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear", "rear"]})).tasks
         assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
-
-
-def test_batched_inferences_of_two_cameras_have_the_results_of_single_inferences() -> None:
-    flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"]}
-    flat |= {"dnn.object.max_batch": 4, "dnn.object.batch_delay_ms": 1000.0, "dnn.object.score_threshold": 0.01}
-    (shared,) = build(to_config({**flat, "dnn.object.jobs": 3, "dnn.object.backend": "eager"})).tasks
-    assert (shared.max_batch, shared.batch_delay_ns) == (2, 1_000_000_000)
-    rng = np.random.default_rng(0)
-    images = {camera: rng.integers(0, 256, (240, 320, 3), np.uint8) for camera in ("front", "rear")}
-
-    def results_of(task: DnnTask) -> dict[str, Result]:
-        found: dict[str, Result] = {}
-        engine = Engine([task], on_result=lambda result: found.__setitem__(result.frame.camera, result))
-        engine.start()
-        for camera, image in images.items():
-            engine.offer(Frame(camera, 0, image))
-        assert engine.wait_idle(WAIT)
-        engine.stop(WAIT)
-        return found
-
-    together, alone = results_of(shared), results_of(replace(shared, batches={}))
-    assert {camera: result.timing.batch for camera, result in together.items()} == {"front": 2, "rear": 2}
-    assert {camera: result.timing.batch for camera, result in alone.items()} == {"front": 1, "rear": 1}
-    assert len(alone["front"].output) > 0
-    for camera, expected in alone.items():
-        np.testing.assert_allclose(together[camera].output.scores, expected.output.scores, atol=1e-4)
-        np.testing.assert_allclose(together[camera].output.boxes, expected.output.boxes, atol=0.05)
 
 
 def test_inputs_are_stacked_in_the_memory_of_a_captured_first_stage() -> None:

@@ -56,9 +56,3 @@ def test_launch_time_is_not_counted(launch_ms: float, times: int, monkeypatch: p
     computer = Computer(monkeypatch, launch_ms, kernel_ms=0.005)
     assert gpu_ms(computer.call) == pytest.approx(0.005)
     assert len(computer.idled) == times
-
-
-def test_a_call_that_takes_seconds_to_launch_is_timed_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    computer = Computer(monkeypatch, launch_ms=1000.0, kernel_ms=0.5)
-    assert 0.5 < gpu_ms(computer.call) <= 1000.5
-    assert len(computer.idled) == 5

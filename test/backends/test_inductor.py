@@ -17,7 +17,6 @@ from test_branched_graph import FakeStreams
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.branched_graph import branches_of, compile_segments, with_branches
-from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
@@ -109,17 +108,6 @@ def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest
     assert len(compiled) == 9
 
 
-@needs_compiler
-@pytest.mark.long  # in fp32 above
-def test_a_bf16_stage_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
-    module = network(0)
-    prepared = choose_backend("inductor", CPU, "bf16", dnn="lane").prepare(cut_module(module, EXAMPLE, 1), EXAMPLE, CPU)
-    assert not warnings_in(caplog)
-    inputs = (torch.rand(1, 3, 8, 8),)
-    with torch.inference_mode():
-        check_agreement(through(prepared, inputs), (module(*inputs),), 8e-2)
-
-
 class Forked(torch.nn.Module):
     """Two branches with a view of a common result, and their join."""
 
@@ -199,17 +187,6 @@ def test_a_stage_that_inductor_rejects_or_miscompiles_runs_eager(
         check_agreement(through(prepared, inputs), (module(*inputs),), 1e-5)
 
 
-def test_out_of_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
-
-    def compile_instead(*arguments: object, **options: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr("torch._inductor.compile", compile_instead)
-    with pytest.raises(torch.OutOfMemoryError):
-        Inductor().prepare(cut_module(network(0), EXAMPLE, 2), EXAMPLE, CPU)
-
-
 def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert str(cache_directory()) == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -220,6 +197,18 @@ def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, t
     inductor._choose_cache()
     assert stat.S_IMODE(cache_directory().stat().st_mode) == 0o700
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache_directory())
+
+
+def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    assert type(choose_backend("inductor", CPU)) is Inductor
+    assert type(choose_backend("inductor", GPU)) is CudaGraph
+    in_fp16 = choose_backend("inductor", GPU, "fp16")
+    assert type(in_fp16) is InPrecision
+    assert type(in_fp16.backend) is CudaGraph
+    assert backend_name("inductor", CPU) == "inductor"
+    with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
+        choose_backend("eager", GPU, "tf32", dnn="lane")
 
 
 def test_an_unwritable_cache_is_replaced_by_a_folder_that_others_cannot_write(
@@ -239,18 +228,3 @@ def test_an_unwritable_cache_is_replaced_by_a_folder_that_others_cannot_write(
     assert found[0] == found[1] == tmp_path / f"multi_dnn_ros_{os.getuid()}" / "cache"
     assert found[2] != found[0]
     assert stat.S_IMODE(found[2].parent.stat().st_mode) == 0o700
-
-
-def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    assert type(choose_backend("inductor", CPU)) is Inductor
-    on_gpu = choose_backend("inductor", GPU)
-    assert type(on_gpu) is CudnnBenchmark
-    assert type(on_gpu.backend) is CudaGraph
-    in_fp16 = choose_backend("inductor", GPU, "fp16")
-    assert type(in_fp16) is CudnnBenchmark
-    assert type(in_fp16.backend) is InPrecision
-    assert type(in_fp16.backend.backend) is CudaGraph
-    assert backend_name("inductor", CPU) == "inductor"
-    with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
-        choose_backend("eager", GPU, "tf32", dnn="lane")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multi_dnn_ros.backends import machine_cache
-from multi_dnn_ros.backends.machine_cache import Key, MachineCache
+from multi_dnn_ros.backends.machine_cache import MachineCache
 
 #: All processes write the same entries, as those of GPUs of the same type do, and log what is wrong to stdout.
 _ENTRIES = """
@@ -55,15 +55,6 @@ def test_processes_that_make_the_same_entries_do_not_disturb_each_other(tmp_path
     assert run_together(_ENTRIES, tmp_path) == ["", ""]
     cache = MachineCache("backends", "the measured backends", tmp_path / "backends")
     assert len([*cache.folder.iterdir()]) == len([*cache.folder.glob("*/*")]) == 200  # nothing temporary is left
-
-
-def test_an_entry_without_content_is_not_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another process has created it and is about to write the content."""
-    cache = MachineCache("backends", "the measured backends", tmp_path)
-    key = Key("0" * 64, {"device": "cuda"}, {"gpu": "H100"})
-    assert cache.entry(key) is not None
-    assert cache.read(key) is None
-    assert not caplog.records
 
 
 def test_a_lock_that_is_never_released_or_cannot_be_made_is_not_waited_for_without_end(

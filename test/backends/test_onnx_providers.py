@@ -20,7 +20,6 @@ from torch import nn
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.onnx_providers import (
     PROVIDERS,
@@ -262,9 +261,8 @@ def test_without_a_provider_a_gpu_runs_pytorch(caplog: pytest.LogCaptureFixture)
 
 def test_on_a_gpu_sessions_are_captured() -> None:
     backend = choose_backend("onnxruntime", GPU)
-    assert isinstance(backend, CudnnBenchmark)
-    assert isinstance(backend.backend, CudaGraph)
-    assert isinstance(backend.backend._kernels, OnnxRuntimeOnGpu)
+    assert isinstance(backend, CudaGraph)
+    assert isinstance(backend._kernels, OnnxRuntimeOnGpu)
 
 
 def test_compiled_networks_are_found_again_but_not_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import logging
 
 import pytest
 import torch
-import torchvision
 from small_builtin import small_builtin
 
 from multi_dnn_ros.backends import Tensors
@@ -16,7 +15,6 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import (
     PRECISIONS,
     InPrecision,
-    _copy_on,
     cast_stage,
     float32_products,
 )
@@ -53,11 +51,6 @@ def test_allowed_precisions_by_device_and_backend(
     assert " ".join(allowed_precisions(device, backend, capability)) == expected
 
 
-def test_a_cpu_without_8_bit_dot_products_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi_dnn_ros.backends.registry.has_int8_products", lambda: False)
-    assert allowed_precisions("cpu", "onnxruntime") == ("auto", "fp32")
-
-
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_a_precision_that_a_cpu_does_not_have_is_rejected(precision: str) -> None:
     message = rf"parameter dnn.lane.precision is '{precision}'; allowed .* on cpu: auto, fp32"
@@ -90,21 +83,6 @@ def test_built_in_dnns_have_float32_results_within_the_tolerance(
     check_agreement((output,), (expected,), PRECISIONS[precision].tolerance(CPU))
 
 
-def test_weights_and_activations_are_cast_and_the_dnn_is_unchanged() -> None:
-    torch.manual_seed(0)
-    module = torchvision.models.mobilenet_v3_small(weights=None).features[:4].eval()
-    example = (torch.zeros(1, 3, 64, 64),)
-    prepared = InPrecision(PRECISIONS["bf16"], Eager()).prepare(cut_module(module, example, 3), example, CPU)
-    with torch.inference_mode():
-        carried = prepared[0](example)
-        assert all(tensor.dtype is torch.bfloat16 for tensor in carried)
-        assert all(tensor.dtype is torch.float32 for tensor in through(prepared[1:], carried))
-    weights = [p for stage in prepared for p in stage.parameters()]  # type: ignore[attr-defined]
-    assert weights
-    assert {p.dtype for p in weights} == {torch.bfloat16}
-    assert {p.dtype for p in module.parameters()} == {torch.float32}
-
-
 class Overflows(torch.nn.Module):
     """Intermediate values overflow in float16, but not in float32 and bfloat16."""
 
@@ -128,35 +106,6 @@ def test_only_the_stage_that_overflows_stays_float32(caplog: pytest.LogCaptureFi
     (output,) = through(prepared, (value,))
     assert output.dtype is torch.float32
     torch.testing.assert_close(output, value, rtol=1e-2, atol=1e-2)
-
-
-def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
-    class WantsFloat32(torch.nn.Module):
-        def forward(self, carried: Tensors) -> Tensors:
-            if carried[0].dtype is not torch.float32:
-                raise TypeError("float32 only")
-            return (carried[0] + 1,)
-
-    prepared = InPrecision(PRECISIONS["bf16"], Eager(), "lane").prepare([WantsFloat32()], (torch.zeros(2),), CPU)
-    assert "job 1 of lane stays float32, because bf16 fails: float32 only" in caplog.text
-    torch.testing.assert_close(through(prepared, (torch.ones(2),))[0], torch.full((2,), 2.0))
-
-
-def test_a_copy_on_a_device_has_the_results_of_the_stage_and_leaves_it_unchanged() -> None:
-    """On a GPU, the float32 results are computed with such a copy; here the device is the CPU."""
-    torch.manual_seed(0)
-    example = (torch.rand(1, 3, 8, 8),)
-    (stage,) = cut_module(MakesFloat32().eval(), example, 1)
-    before = {name: (id(tensor), tensor.clone()) for name, tensor in stage.state_dict(keep_vars=True).items()}
-    own = _copy_on(CPU, stage)
-    torch.testing.assert_close(own(example), stage(example), rtol=0.0, atol=0.0)
-    with torch.no_grad():
-        for tensor in own.state_dict(keep_vars=True).values():
-            tensor.zero_()
-    after = stage.state_dict(keep_vars=True)
-    assert {name: id(tensor) for name, tensor in after.items()} == {name: key for name, (key, _) in before.items()}
-    for name, (_, value) in before.items():
-        torch.testing.assert_close(after[name].data, value.data, rtol=0.0, atol=0.0)
 
 
 class MakesFloat32(torch.nn.Module):

@@ -99,20 +99,6 @@ def test_a_failing_dnn_loses_only_that_frame(start, recorder, where, error):
     assert not recorder.failures[0].disabled
 
 
-def test_repeated_failures_disable_a_dnn(start, recorder):
-    def on_job(index: int) -> None:
-        raise RuntimeError("no memory")
-
-    engine = start(task("bad", on_job=on_job), task("good"), max_failures=3)
-    for value in range(5):
-        assert engine.submit(frame(value=value))
-        assert engine.wait_idle(WAIT)
-    assert [(f.consecutive, f.disabled) for f in recorder.failures] == [(1, False), (2, False), (3, True)]
-    assert "no memory" in recorder.failures[-1].reason
-    assert engine.reasons("bad") == {DropReason.DNN_ERROR: 3, DropReason.DISABLED: 2}
-    assert len([result for result in recorder.results if result.dnn == "good"]) == 5
-
-
 def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
     """During a retry one failure disables it; a success resets the delays."""
     clock = FakeClock()
@@ -149,36 +135,6 @@ def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
     assert [offered() for _ in range(4)] == [DropReason.DNN_ERROR] * 3 + [DropReason.DISABLED]
     assert "next retry in 10 s" in recorder.failures[-1].reason
     check_accounts(engine)
-
-
-def test_only_consecutive_failures_disable_a_dnn(start, recorder):
-    current = []
-
-    def on_job(index: int) -> None:
-        if current[0] % 2:
-            raise RuntimeError("every second frame")
-
-    engine = start(task(on_job=on_job), max_failures=2)
-    for value in range(8):
-        current[:] = [value]
-        assert engine.submit(frame(value=value))
-        assert engine.wait_idle(WAIT)
-    assert not any(failure.disabled for failure in recorder.failures)
-    assert len(recorder.results) == 4
-
-
-def test_a_failing_callback_loses_only_its_frame(start, recorder):
-    def on_result(result):
-        if result.frame.stamp_ns == 1:
-            raise OSError("publisher gone")
-        recorder.results.append(result)
-
-    engine = start(task(), on_result=on_result)
-    for value in (1, 2):
-        assert engine.submit(frame(value=value))
-    assert engine.wait_idle(WAIT)
-    assert [d.reason for d in recorder.drops] == [DropReason.PUBLISH_ERROR]
-    assert [r.frame.stamp_ns for r in recorder.results] == [2]
 
 
 def test_a_slow_callback_delays_only_its_own_dnn(start, recorder):

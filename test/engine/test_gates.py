@@ -57,15 +57,6 @@ def test_a_more_important_frame_closes_the_others_gates_until_it_has_ended() -> 
     assert equal.gate.is_open
 
 
-def test_a_frame_that_has_waited_long_enough_is_not_held_back() -> None:
-    clock = FakeClock()
-    low, high = (task(name, on_gpu=True, priority=priority, gate=Word()) for name, priority in (("a", 0), ("b", 1)))
-    gates = Gates([low, high], make_policy("priority", AGING), clock)
-    gates.begin(of(low, clock.now - AGING))
-    gates.begin(of(high, clock.now))
-    assert low.gate.is_open
-
-
 @given(
     st.sampled_from(list(POLICIES)),
     st.lists(

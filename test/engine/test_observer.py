@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_fakes import WAIT, Gate, Recorder, frame, task
+from engine_fakes import WAIT, Recorder, frame, task
 from fake_gpu import DEVICE, FakeGpu
 from fake_gpu import Counter as Written
 
@@ -113,27 +113,3 @@ def test_device_failed_is_called_when_a_kernel_fails(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Written, "value", 0)  # nothing ends any more
     observed, _ = run(DEVICE, [task("late", jobs=2, on_gpu=True)], [1])
     assert observed.events == [("began", "late"), ("device failed", ILLEGAL), ("ended", "late")]
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), ValueError("a layer raised")]
-)
-def test_recoverable_errors_are_no_device_failure(error: Exception) -> None:
-    observed, recorder = run(CPU, [task("short", jobs=1, on_job=fails(lambda: True, error))], [1])
-    assert observed.events == [("began", "short"), ("ended", "short")]
-    assert len(recorder.drops) == 1
-
-
-def test_a_running_job_is_observed() -> None:
-    gate, observed, recorder = Gate(), Observed(), Recorder()
-    engine = Engine(
-        [task("held", jobs=1, on_job=lambda index: gate())], **recorder.callbacks(), device=CPU, observer=observed
-    )
-    engine.start()
-    engine.offer(frame())
-    gate.wait_for_job()
-    assert observed.running == {"held": 1}
-    gate.open()
-    assert engine.wait_idle(WAIT)
-    assert observed.running == {"held": 0}
-    assert engine.stop(WAIT) == []

@@ -10,17 +10,6 @@ from engine_fakes import WAIT, Gate, check_accounts, frame, stop_while_one_hangs
 from multi_dnn_ros.engine import DropReason
 
 
-def engine_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("dnn-")]
-
-
-def test_stop_ends_every_thread(start):
-    engine = start(*(task(name) for name in "abc"), workers=4)
-    assert len(engine_threads()) == 3
-    assert engine.stop(WAIT) == []
-    assert engine_threads() == []
-
-
 def test_stop_with_jobs_queued_drops_them(start, recorder):
     gate = Gate()
     engine = start(*(task(name, jobs=2, on_job=lambda index: gate()) for name in "abc"), workers=1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_fakes import WAIT, Gate, PassingClock, WatchedPolicy, frame, task
+from engine_fakes import WAIT, Gate, WatchedPolicy, frame, task
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
@@ -111,24 +111,6 @@ def test_under_edf_less_slack_may_overtake(current, other, overtakes) -> None:
         return task(deadline_ns=deadline_ms and deadline_ms * MS, remaining_ns=remaining)
 
     assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*current)) is overtakes
-
-
-def test_a_failure_in_one_call_loses_the_frame(start, recorder) -> None:
-    def broken(carried: Tensors) -> Tensors:
-        raise RuntimeError("no")
-
-    engine = start(replace(task(), single_launch={1: broken}), workers=1)
-    engine.offer(frame())
-    assert engine.wait_idle(WAIT)
-    assert [drop.message for drop in recorder.drops] == ["job 1: RuntimeError: no"]
-
-
-def test_timings_of_one_call(start, recorder) -> None:
-    clock = PassingClock()
-    engine = start(with_whole("a", []), workers=1, clock=clock)
-    offer(engine, "a")
-    assert engine.wait_idle(WAIT)
-    assert recorder.results[0].timing.compute_ns > 0
 
 
 @pytest.fixture(scope="module")

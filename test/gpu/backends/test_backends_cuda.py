@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from gpu_stages import EXAMPLE, GPU, Prepared, needs, on_gpu, through
+from gpu_stages import GPU, Prepared, needs, on_gpu, through
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
@@ -66,16 +66,6 @@ def test_tf32_is_fixed_when_a_graph_is_captured(tf32: bool):
         (result,) = through(prepared, on_gpu((values,)))
     error = float((result.double() - exact).abs().max() / exact.abs().max())
     assert (error > 1e-5) == tf32
-
-
-def test_fp16_convolutions_are_channels_last(prepared: Callable[[str, str], Prepared]):
-    needs("fp16", "cuda_graph")
-    stages = prepared("cuda_graph", "fp16").stages
-    between = stages[0].outputs  # type: ignore[attr-defined]
-    assert {tensor.dtype for tensor in between} == {torch.float16}
-    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in between if tensor.ndim == 4)
-    (output,) = through(stages, on_gpu(EXAMPLE))
-    assert output.dtype is torch.float32
 
 
 def test_the_next_process_finds_compiled_kernels_on_disk(tmp_path):

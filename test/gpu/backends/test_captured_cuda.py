@@ -54,43 +54,6 @@ def test_a_whole_network_in_one_launch_computes_the_same(backend: str, precision
         check_agreement(tuple(tensor.cpu() for tensor in results), expected, 2e-2)
 
 
-class PlusOne(torch.nn.Module):
-    def forward(self, carried: Tensors) -> Tensors:
-        return (carried[0] + 1.0,)
-
-
-class WithAnchors(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("anchors", torch.arange(4.0)[None])
-
-    def forward(self, carried: Tensors) -> Tensors:
-        return carried[0] * 2.0, self.anchors
-
-
-@pytest.mark.parametrize("reduced", [False, True])
-def test_outputs_arrive_packed_also_if_one_is_a_constant(reduced: bool):
-    def reduce(outputs: Tensors) -> Tensors:
-        return (outputs[0].sum(), outputs[1][0, :3].to(torch.uint8), outputs[0] > 3.0)
-
-    network = whole_network([PlusOne(), WithAnchors()], (torch.zeros(1, 4),), reduce=reduce if reduced else None)
-    with torch.inference_mode():
-        (row,) = network.unpack(network.launch(on_gpu((torch.ones(1, 4),))).cpu())
-    found = [tensor.tolist() for tensor in row]
-    if reduced:
-        assert found == [16.0, [0, 1, 2], [[True] * 4]]
-    else:
-        assert found == [[[4.0] * 4], [[0.0, 1.0, 2.0, 3.0]]]
-
-
-def test_the_images_of_a_batch_come_out_in_rows():
-    network = whole_network([PlusOne(), PlusOne()], (torch.zeros(3, 4),), reduce=lambda outputs: (outputs[0],))
-    images = [(torch.full((1, 4), float(value), device=GPU),) for value in (1, 2)]
-    with torch.inference_mode():
-        rows = network.unpack(network.launch(network.load(iter(images))).cpu())
-    assert [float(row[0][0, 0]) for row in rows[:2]] == [3.0, 4.0]
-
-
 def test_a_closed_gate_holds_a_network_back_and_an_open_one_costs_next_to_nothing():
     gate = Gate()
     layers = [SmallProducts() for _ in range(8)]
@@ -173,18 +136,6 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
         check_agreement((result,), preprocess(images[-1]), 1e-4)
 
 
-def test_a_capture_preserves_an_input_that_is_still_being_written():
-    """The frame in progress was launched on another stream."""
-    destination = (torch.zeros(1, 3, 96, 128, device=GPU),)
-    graph = captured_preprocessing(TensorPreprocess(Preprocess(128, 96)), destination)
-    torch.cuda.synchronize(GPU)
-    with torch.cuda.stream(torch.cuda.Stream(GPU)):
-        torch.cuda._sleep(1_000_000_000)  # about half a second
-        destination[0].fill_(7.0)
-    graph.specialize((240, 424))
-    assert bool((destination[0] == 7.0).all())
-
-
 class SmallProducts(torch.nn.Module):
     """A chain of small kernels: each waits for free SMs on a busy GPU."""
 
@@ -209,25 +160,7 @@ def all_in_one() -> Callable[[], object]:
     return lambda: network.launch(network.inputs)
 
 
-def preprocessing() -> Callable[[], object]:
-    products = SmallProducts().to(GPU)
-
-    def preprocess(image: torch.Tensor) -> Tensors:
-        return products((image[..., 0].float(),))
-
-    image = torch.zeros(256, 256, 3, dtype=torch.uint8, device=GPU)
-    graph = PreprocessGraph(
-        preprocess,
-        (torch.zeros(256, 256, device=GPU),),
-        capture_on(GPU),
-        enqueue_on(GPU).copy,
-        enqueue_on(GPU).copy_from_host,
-    )
-    graph.specialize((256, 256))
-    return lambda: graph(image)
-
-
-@pytest.mark.parametrize("make", [stage, all_in_one, preprocessing])
+@pytest.mark.parametrize("make", [stage, all_in_one])
 def test_a_graph_has_the_priority_of_the_launching_stream(make: Callable[[], Callable[[], object]]):
     """One graph is launched on streams of low and high priority while four low-priority streams occupy the GPU."""
     values = torch.randn(4096, 4096, device=GPU)

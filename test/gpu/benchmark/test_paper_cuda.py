@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.benchmark.paper.dnns import check_partition
 from multi_dnn_ros.benchmark.paper.sets import CONDITIONS
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import UsageError
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 FAST = [name for name, condition in CONDITIONS.items() if condition.execution not in ("compile", "inductor")]
@@ -34,13 +31,6 @@ def test_every_condition_runs_as_it_is_meant_to(share: list[str], names: list[st
     conditions = json.loads(output.read_text())["sets"]["small"]["conditions"]
     assert list(conditions) == names
     assert all(condition["memory_bytes"] > 0 for condition in conditions.values())
-
-
-@partitioned
-def test_more_sms_than_there_are_are_refused() -> None:
-    most = torch.cuda.get_device_properties(0).multi_processor_count
-    with pytest.raises(UsageError, match=f"has {most} SMs"):
-        check_partition(torch.device("cuda:0"), most + 1)
 
 
 def test_branches_run_at_the_same_time_and_agree(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.captured_network import as_network
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame, Result
+from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.models.cut import cut_module
 
 both = pytest.mark.parametrize("backend", [Eager(), CudaGraph(single_launch=True)], ids=["eager", "cuda_graph"])
@@ -72,48 +70,6 @@ def test_results_equal_the_cpu_under_load(backend: Backend):
                 expected = model(*preprocess(torch.from_numpy(frames[number]))).numpy()
                 np.testing.assert_allclose(results[f"dnn{n}", number], expected, atol=2e-3)
     assert all(ns > 0 for ns in compute_ns)  # GPU time, from events
-
-
-@both
-def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only(backend: Backend):
-    device = torch.device("cuda", 0)
-    good = make_task("good", 0, device, backend)
-
-    def broken(carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (torch.empty(1 << 50, device=device),)  # out of memory
-
-    networks = {1: as_network((broken,), 1, None)}
-    bad = DnnTask("bad", ("front",), preprocess, (), lambda outputs, size: None, networks=networks)
-    drops, results = [], []
-    engine = Engine([good, bad], device=device, on_result=results.append, on_drop=drops.append, max_failures=2)
-    engine.start()
-    for image in images(3):
-        engine.submit(Frame("front", 0, image))
-        assert engine.wait_idle(WAIT)
-    assert engine.stop(WAIT) == []
-    assert [r.dnn for r in results] == ["good"] * 3
-    assert [d.reason for d in drops] == [DropReason.DNN_ERROR, DropReason.DNN_ERROR, DropReason.DISABLED]
-
-
-@both
-def test_memory_is_given_back(backend: Backend):
-    device = torch.device("cuda", 0)
-
-    def once() -> None:
-        engine = Engine([make_task("a", 0, device, backend)], device=device, on_result=lambda r: None)
-        engine.start()
-        for image in images(3):
-            engine.submit(Frame("front", 0, image))
-        assert engine.wait_idle(WAIT)
-        assert engine.stop(WAIT) == []
-
-    once()
-    gc.collect()
-    before = torch.cuda.memory_allocated(device)
-    for _ in range(3):
-        once()
-    gc.collect()
-    assert torch.cuda.memory_allocated(device) <= before
 
 
 class WaitsForTheGpu(torch.nn.Module):

@@ -127,16 +127,6 @@ def test_memory_that_does_not_suffice_names_the_dnn_and_leaves_nothing():
     assert len(build(to_config(flat)).tasks) == 2
 
 
-@partitioned
-@pytest.mark.parametrize("sms", [9, 1000])
-def test_a_share_that_the_gpu_cannot_give_is_refused_by_name(sms: int):
-    count = torch.cuda.get_device_properties(GPU).multi_processor_count
-    with pytest.raises(
-        ConfigError, match=rf"parameter dnn\.lane\.sms is {sms}; allowed: .* \(cuda:0 has {count} SMs\)"
-    ):
-        build(to_config({"device": "cuda:0", "dnns": ["lane"], "dnn.lane.sms": sms}))
-
-
 @pytest.mark.parametrize("precision", ["auto", "fp16"])
 def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(
     precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -151,20 +151,6 @@ def test_with_a_hot_standby_the_others_go_on_at_once_and_the_guilty_one_is_disab
     assert not engine_processes()
 
 
-def test_with_a_warm_standby_the_gap_is_shorter_than_configuring(bench: Any, faults: Path) -> None:
-    drive = Drive(bench, faults, "warm", fault_window_s=60.0)
-    drive.all_answer()
-    drive.spin_until(drive.standby_ready, "the standby")
-    at_s = drive.fault("illegal address")
-    drive.spin(1.0)
-    drive.all_answer()
-    drive.spin(0.5)
-    gaps = {dnn: drive.longest_gap_s(dnn, at_s) for dnn in DNNS}
-    written("warm", configured_s=drive.configured_s, longest_gap_s=gaps)
-    assert max(gaps.values()) < drive.configured_s
-    assert "CUDA" in drive.status().by_key["last loss"]
-
-
 def engine_processes() -> set[int]:
     """Processes that this one started and that still run."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
