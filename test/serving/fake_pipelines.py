@@ -26,7 +26,7 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 #: First values of images. 0 is normal, because the first run is on a black image.
-RAISE, SEGFAULT, GPU_FAULT, BUSY, HOLD_GIL, NO_MEMORY = range(1, 7)
+RAISE, SEGFAULT, GPU_FAULT, BUSY = range(1, 5)
 _kept: list[Any] = []  # sessions, whose threads end with them
 
 
@@ -148,10 +148,6 @@ def _act(carried: tuple) -> tuple:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
     if value == BUSY:  # without the GIL
         ctypes.CDLL(None).sleep(600)
-    if value == HOLD_GIL:  # with the GIL
-        ctypes.PyDLL(None).sleep(600)
-    if value == NO_MEMORY:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return carried
 
 

@@ -15,7 +15,7 @@ import fake_pipelines
 import pytest
 import swap_pipelines
 from engine_faults import engine_pids
-from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
+from fake_pipelines import BUSY, GPU_FAULT, RAISE, SEGFAULT, settings
 from host_rig import HostRig, descriptors
 from waiting import until
 
@@ -118,6 +118,24 @@ def test_an_engine_serves_again_after_a_stop(make: Make) -> None:
         assert rig.traffic.seen.counted["lane", "front"]["shutdown"] == 1
         rig.restart()
         assert rig.pid() == pid
+
+
+def test_frames_that_raise_are_counted_and_runtime_parameters_reach_the_engine(make: Make) -> None:
+    rig = make("object", "mask").start()
+    rig.once["front"] = RAISE
+    rig.until(lambda: rig.traffic.streams()["object", "front"].dropped[DropReason.DNN_ERROR], "the error")
+    assert any("this image raises" in drop.message for drop in rig.traffic.drops)
+    assert {failure.consecutive for failure in rig.traffic.seen.failures} == {1}
+
+    def newest(dnn: str) -> Any:
+        return rig.traffic.published[dnn, "front"][-1][1]
+
+    rig.until(lambda: len(newest("object")) == 1, "a box")
+    assert (newest("mask").mask == 200).all()
+    rig.host.update("object", "score_threshold", 0.99)
+    rig.until(lambda: len(newest("object")) == 0, "the new threshold")
+    rig.host.update("object", "max_age_ms", 1e-6)
+    rig.until(lambda: rig.traffic.streams()["object", "front"].dropped[DropReason.TOO_OLD], "the new age")
 
 
 def test_an_engine_in_this_process(make: Make) -> None:
