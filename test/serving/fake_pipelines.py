@@ -26,7 +26,7 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 #: First values of images. 0 is normal, because the first run is on a black image.
-RAISE, SEGFAULT, GPU_FAULT, BUSY, HOLD_GIL, NO_MEMORY, MANY = range(1, 8)
+RAISE, SEGFAULT, GPU_FAULT, BUSY = range(1, 5)
 _kept: list[Any] = []  # sessions, whose threads end with them
 
 
@@ -91,11 +91,6 @@ def build_with_unsendable_labels(config: NodeConfig, progress: Callable[[str], N
     return pipeline
 
 
-def build_exiting(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As a module of another package that calls sys.exit."""
-    sys.exit("this model needs another package")
-
-
 def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Starts a child process and crashes."""
     progress("about to crash")
@@ -124,7 +119,7 @@ def build_with_session(config: NodeConfig, progress: Callable[[str], None]) -> P
     from multi_dnn_ros.models.cut import cut_module
 
     progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
-    logging.getLogger("multi_dnn_ros.test").warning("logged")
+    logging.getLogger("multi_dnn_ros.test").info("logged")
     print("printed")
     torch.set_num_threads(3)
     before = set(os.listdir("/proc/self/task"))
@@ -153,17 +148,11 @@ def _act(carried: tuple) -> tuple:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
     if value == BUSY:  # without the GIL
         ctypes.CDLL(None).sleep(600)
-    if value == HOLD_GIL:  # with the GIL
-        ctypes.PyDLL(None).sleep(600)
-    if value == NO_MEMORY:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return carried
 
 
 def _detector(decoder: Any) -> Callable:
     def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
-        if int(outputs[0]) == MANY:
-            return _many()
         score = float(outputs[0]) / 255
         count = int(score >= decoder.score_threshold)
         return Detections(
@@ -174,13 +163,6 @@ def _detector(decoder: Any) -> Callable:
         )
 
     return decode
-
-
-def _many() -> Detections:
-    """More boxes than fit into a message."""
-    boxes = np.arange(40_000, dtype=np.float32).reshape(-1, 4)
-    scores = np.linspace(1, 0, len(boxes), dtype=np.float32)
-    return Detections(boxes, scores, np.arange(len(boxes)), ("thing", "other"))
 
 
 def _mask(outputs: tuple, size: tuple[int, int]) -> Lanes:

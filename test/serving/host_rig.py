@@ -21,18 +21,16 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 
 class Traffic(HostTraffic):
-    """published: number of the image and output in the order of publication, by stream. outputs: the latest, by DNN."""
+    """published: number of the image and output in the order of publication, by stream."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.published: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
-        self.outputs: dict[str, Any] = {}
         self.drops: list[Drop] = []
 
     def _on_result(self, result: Result) -> None:
         stream = self.published.setdefault((result.dnn, result.frame.camera), [])
         stream.append((result.frame.context, result.output))
-        self.outputs[result.dnn] = result.output
         super()._on_result(result)
 
     def _on_drop(self, drop: Drop) -> None:
@@ -42,8 +40,6 @@ class Traffic(HostTraffic):
 
 class HostRig:
     """The cameras deliver images at 30 Hz, full of `values[camera]` (200 unless a test changes it)."""
-
-    traffic_type = Traffic
 
     def __init__(
         self,
@@ -62,7 +58,7 @@ class HostRig:
 
     def _new_traffic(self) -> Any:
         rates = dict.fromkeys(self.config.cameras, 30.0)
-        return self.traffic_type(self.host, self.description, rates, self._picture, self.config.stop_timeout_s)
+        return Traffic(self.host, self.description, rates, self._picture, self.config.stop_timeout_s)
 
     def start(self) -> Any:
         self._started = True

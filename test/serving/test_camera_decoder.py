@@ -178,27 +178,23 @@ def test_a_bad_image_is_reported_once_and_dropped_for_every_dnn(make: Make, erro
     assert len(bench.bad) == 1
 
 
-def test_images_for_disabled_dnns_are_counted_and_not_decoded(make: Make) -> None:
-    bench = make()
-    bench.ledger.failure(Failure("object", "3 failures in a row", 3, disabled=True))
-    bench.send(1)
-    bench.ends.wait(lambda: bench.ends.drops)
-    assert bench.ends.lost() == [(1, "object", DropReason.DISABLED)]
-    assert "3 failures" in bench.ends.drops[0].message
-    bench.ledger.enable(("object",))
-    bench.send(2)
-    assert bench.host.wait_offered(1) == bench.decoded == [2]
-
-
-def test_switching_off_drops_the_image_that_waits_for_the_dnn(make: Make) -> None:
+@pytest.mark.parametrize("reason", [DropReason.DISABLED, DropReason.SWITCHED_OFF])
+def test_an_image_that_waits_for_a_dnn_is_dropped_when_no_dnn_wants_it_any_more(make: Make, reason: DropReason) -> None:
     bench = make(gate=True)
     bench.send_while_decoding(1, 2)
-    bench.ledger.update("object", enabled=False)
+    if reason is DropReason.DISABLED:
+        bench.ledger.failure(Failure("object", "3 failures in a row", 3, disabled=True))
+    else:
+        bench.ledger.update("object", enabled=False)
     bench.decoder.wake()
-    bench.permits.release(2)
+    bench.permits.release(3)
     bench.ends.wait(lambda: bench.ends.drops)
-    assert bench.ends.lost() == [(2, "object", DropReason.SWITCHED_OFF)]
-    assert bench.host.wait_offered(1) == [1]
+    assert bench.ends.lost() == [(2, "object", reason)]
+    assert bench.host.wait_offered(1) == bench.decoded == [1]
+    bench.ledger.enable(("object",))
+    bench.ledger.update("object", enabled=True)
+    bench.send(3)
+    assert bench.host.wait_offered(2) == bench.decoded == [1, 3]
 
 
 def test_a_limited_dnn_gets_the_image_that_replaced_its_own(make: Make) -> None:

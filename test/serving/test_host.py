@@ -15,14 +15,13 @@ import fake_pipelines
 import pytest
 import swap_pipelines
 from engine_faults import engine_pids
-from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
+from fake_pipelines import BUSY, GPU_FAULT, RAISE, SEGFAULT, settings
 from host_rig import HostRig, descriptors
 from waiting import until
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.descriptions import Cancelled, ConfigureError, Level
-from multi_dnn_ros.serving.engine_main import EngineProgram, is_loading
 from multi_dnn_ros.serving.groups import Swap
 from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.shared_memory import slots_needed
@@ -55,7 +54,6 @@ def make() -> Iterator[Make]:
         (fake_pipelines.build_wrong, "parameter dnn.object.model is 'nothing'\nand another line", True),
         (fake_pipelines.build_broken, "KeyError: 'broken'", False),
         (fake_pipelines.build_with_unsendable_labels, "cannot pickle '_thread.lock' object", False),
-        (fake_pipelines.build_exiting, "SystemExit: this model needs another package", False),
         (fake_pipelines.build_crashing, "the engine process ended while configuring: killed by SIGABRT", True),
     ],
 )
@@ -85,34 +83,6 @@ def test_configuring_can_be_cancelled(end: str, isolation: str) -> None:
     host.close()
 
 
-def test_an_engine_in_this_process_is_not_started_after_it_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last step of configuring reports no progress, so it does not notice the end of the connection."""
-    from multi_dnn_ros.serving import configure
-
-    host, begun, closed = Host(fake_pipelines.build), threading.Event(), threading.Event()
-    monkeypatch.setattr(configure, "freeze_heap", lambda: (begun.set(), closed.wait(60.0)))
-    canceller = threading.Thread(target=lambda: (begun.wait(60.0), host.cancel()))
-    canceller.start()
-    with pytest.raises(Cancelled):
-        host.configure(settings("object", "mask", isolation="none"), lambda progress: None)
-    canceller.join()
-    host.close()
-    until(lambda: not any(it.name == "engine 1" for it in threading.enumerate()), "the end of the engine's thread")
-    closed.set()
-    until(lambda: not is_loading(), "the end of the step")
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("dnn-")]
-
-
-def test_an_error_in_an_engine_in_this_process_ends_its_threads(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = make("object", isolation="none").start()
-    before = {thread for thread in threading.enumerate() if thread.name.startswith("dnn-")}
-    with monkeypatch.context() as patch:
-        patch.setattr(EngineProgram, "_offer", lambda self, offer: 1 // 0)
-        rig.until(lambda: "ZeroDivisionError" in str(rig.status().values.get("last loss")), "the error")
-    rig.until(lambda: not before & set(threading.enumerate()), "the end of the threads")
-    rig.wait_results()
-
-
 def test_shared_memory_that_is_full_is_an_error_of_configuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -122,23 +92,6 @@ def test_shared_memory_that_is_full_is_an_error_of_configuring(monkeypatch: pyte
     with pytest.raises(ConfigureError, match="No space left on device"):
         host.configure(settings("object"), lambda step: None)
     host.close()
-
-
-def test_no_process_is_left_if_the_one_of_a_later_device_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, start = settings("object", "lane", "mask"), Host._start_engine
-    for number, dnn in enumerate(config.dnns.values(), start=1):
-        dnn.device = f"cpu:{number}"
-
-    def start_two(host: Host, device: str) -> Any:
-        if device == "cpu:3":
-            raise OSError("no more processes")
-        return start(host, device)
-
-    monkeypatch.setattr(Host, "_start_engine", start_two)
-    host = Host(fake_pipelines.build)
-    with pytest.raises(ConfigureError, match="an engine process cannot be started: no more processes"):
-        host.configure(config, lambda progress: None)
-    until(lambda: not engine_pids(), "the end of both processes")
 
 
 # -- serving
@@ -165,6 +118,24 @@ def test_an_engine_serves_again_after_a_stop(make: Make) -> None:
         assert rig.traffic.seen.counted["lane", "front"]["shutdown"] == 1
         rig.restart()
         assert rig.pid() == pid
+
+
+def test_frames_that_raise_are_counted_and_runtime_parameters_reach_the_engine(make: Make) -> None:
+    rig = make("object", "mask").start()
+    rig.once["front"] = RAISE
+    rig.until(lambda: rig.traffic.streams()["object", "front"].dropped[DropReason.DNN_ERROR], "the error")
+    assert any("this image raises" in drop.message for drop in rig.traffic.drops)
+    assert {failure.consecutive for failure in rig.traffic.seen.failures} == {1}
+
+    def newest(dnn: str) -> Any:
+        return rig.traffic.published[dnn, "front"][-1][1]
+
+    rig.until(lambda: len(newest("object")) == 1, "a box")
+    assert (newest("mask").mask == 200).all()
+    rig.host.update("object", "score_threshold", 0.99)
+    rig.until(lambda: len(newest("object")) == 0, "the new threshold")
+    rig.host.update("object", "max_age_ms", 1e-6)
+    rig.until(lambda: rig.traffic.streams()["object", "front"].dropped[DropReason.TOO_OLD], "the new age")
 
 
 def test_an_engine_in_this_process(make: Make) -> None:
@@ -270,22 +241,6 @@ def check_order(rig: HostRig) -> None:
     for published in rig.traffic.published.values():
         numbers = [number for number, _ in published]
         assert numbers == sorted(set(numbers))
-
-
-def test_a_swap_finishes_the_frames_of_the_former_process_and_loses_none(rig: HostRig) -> None:
-    for index in (1, 2, 3):
-        assert committed(rig, swap(rig, "object", model=f"{index},slow" if index % 2 else str(index)))
-        rig.until(lambda index=index: classes(rig, "object")[-1] == index, "the new model")
-        rig.wait_results()
-    assert committed(rig, swap(rig, "object", model="4"))
-    assert rig.traffic.stop() == []  # also right after a swap
-    check_order(rig)
-    for stream, figures in rig.traffic.streams().items():
-        assert {reason.value for reason, count in figures.dropped.items() if count} <= {"overwritten"}, stream
-    for camera in ("front", "rear"):
-        found = classes(rig, "object", camera)
-        assert found == sorted(found), "no result of a previous model after one of a later model"
-    assert set(classes(rig, "pedestrian")) == {0}
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_rig import same
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -19,6 +18,15 @@ from multi_dnn_ros.engine.task import Timing
 from multi_dnn_ros.serving.messages import LARGE_BYTES, Channel, Disconnected, FrameResult, pack, unpack
 from multi_dnn_ros.serving.shared_memory import SlotLayout, SlotPool
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results are equal."""
+    return type(one) is type(other) and all(
+        np.array_equal(value, getattr(other, name)) if isinstance(value, np.ndarray) else value == getattr(other, name)
+        for name, value in vars(one).items()
+    )
+
 
 TIMING = Timing(1, 2, 3, 4, 5, 6, 7)
 

@@ -202,17 +202,6 @@ def test_a_hot_standby_takes_over_at_once_and_serves_until_each_dnn_has_its_own_
     assert {engine.dnns for engine in bench.engines} == {("lane",), ("object",)}
 
 
-@pytest.mark.parametrize("standby", ["warm", "hot"])
-def test_a_standby_that_is_lost_is_prepared_again(standby: str) -> None:
-    bench = Bench(standby)
-    (spare,) = [engine for engine in bench.engines if engine is not bench.serving("lane")]
-    bench.handle(spare, messages.Ended("killed by SIGKILL"))
-    bench.settle()
-    assert bench.status().values["standby"] == f"{standby}, ready"
-    (spare,) = [engine for engine in bench.engines if engine is not bench.serving("lane")]
-    assert (spare.description is not None) == (standby == "hot")
-
-
 def test_an_engine_that_cannot_be_configured_is_tried_again_after_a_pause() -> None:
     bench = Bench(dnns=("lane",))
     bench.lose("lane")
@@ -268,24 +257,6 @@ def test_a_changed_parameter_reaches_engines_that_are_configured_later() -> None
     updates = {message.dnn: message.values for message in bench.serving("lane").sent
                if isinstance(message, messages.Update)}  # fmt: skip
     assert (updates["lane"]["score_threshold"], updates["lane"]["priority"]) == (0.75, 9)
-
-
-def test_a_changed_parameter_reaches_an_engine_that_is_configured_during_the_swap_of_another_dnn() -> None:
-    bench = Bench()
-    for _ in range(2):
-        bench.lose("lane")
-        bench.settle()
-    swap = bench.swap({"lane": {"model": "b.onnx"}}, lambda: None)
-    bench.settle()
-    bench.lose("object")
-    configuring = bench.engines[-1]
-    bench.handle(configuring, messages.Ready())
-    assert configuring.description is None
-    assert swap.commit()
-    bench.update("object", "priority", 9)
-    bench.settle()
-    assert bench.serving("object") is configuring
-    assert configuring.sent[-1].values["priority"] == 9
 
 
 def test_an_engine_that_does_not_finish_its_frames_is_replaced_when_the_node_stops() -> None:
@@ -350,17 +321,6 @@ def test_receivers_of_the_results_that_a_loss_sets_free_may_use_the_supervisor()
     assert not answered
     bench.handle(before, messages.Aborting("CUDA error"))
     assert answered == [True]
-
-
-def test_loading_has_no_time_limit() -> None:
-    bench = Bench(dnns=("lane",))
-    bench.lose("lane")
-    (engine,) = bench.engines
-    hang(bench, engine, "no heartbeat")
-    for _ in range(600):
-        bench.clock.now += SECOND // 2
-        bench.tick()
-    assert (bench.engines, engine.killed) == ([engine], False)
 
 
 EVENTS = st.lists(
