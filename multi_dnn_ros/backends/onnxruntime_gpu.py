@@ -24,17 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_UP_CALLS = 2
-#: PyTorch's types by ONNX Runtime's names.
-_DTYPES = {
-    "tensor(float)": torch.float32,
-    "tensor(float16)": torch.float16,
-    "tensor(double)": torch.float64,
-    "tensor(bool)": torch.bool,
-    "tensor(uint8)": torch.uint8,
-    "tensor(int8)": torch.int8,
-    "tensor(int32)": torch.int32,
-    "tensor(int64)": torch.int64,
-}
 
 
 class OnnxRuntimeOnGpu:
@@ -209,7 +198,14 @@ class BoundStage:
 
 
 def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and type of an output of a session. ValueError if they are not fixed, or PyTorch lacks the type."""
-    if value.type not in _DTYPES or not all(isinstance(size, int) for size in value.shape):
-        raise ValueError(f"result {value.name} is {value.type} {value.shape}, without a fixed shape or a known type")
-    return tuple(value.shape), _DTYPES[value.type]
+    """Shape and type of an output of a session. ValueError unless the shape is fixed; TypeError if PyTorch lacks it."""
+    import numpy as np
+    import onnx
+
+    from multi_dnn_ros.models.onnx_graph import ValueType
+
+    known = ValueType(value.type, tuple(axis if isinstance(axis, int) else 0 for axis in value.shape))
+    if known.shape is None:
+        raise ValueError(f"result {value.name} is {value.type} {value.shape}, without a fixed shape")
+    kind = onnx.helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, known.element))
+    return known.shape, torch.from_numpy(np.empty(0, kind)).dtype

@@ -210,8 +210,7 @@ def _estimate(graph_module: fx.GraphModule) -> NodeCost:
     def seconds(node: fx.Node) -> float:
         if is_selection(node):
             return 0.0
-        counts = describe(node).counts
-        moved = counts.bytes_read + counts.bytes_written
-        return max(2.0 * counts.macs / _FLOPS_PER_S, moved / _BYTES_PER_S) + _OPERATION_S
+        work = describe(node)
+        return max(2.0 * work.macs / _FLOPS_PER_S, work.moved / _BYTES_PER_S) + _OPERATION_S
 
     return seconds

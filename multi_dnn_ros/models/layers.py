@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from multi_dnn_ros.models.cut import NodeCost, cut_graph
-from multi_dnn_ros.models.operations import Operation, Shape, counter, total
-
-
-@dataclass(frozen=True)
-class LayerWork:
-    """What the time of a layer depends on; see :mod:`multi_dnn_ros.models.operations` for the counts.
-
-    channels_in, channels_out: size of axis 1 of the first input and output (0: none). pixels: output positions per
-    channel, over all images of the batch.
-    """
-
-    kind: str
-    macs: int
-    flops: int
-    parameters: int
-    bytes_read: int
-    bytes_written: int
-    window: int
-    groups: int
-    channels_in: int
-    channels_out: int
-    pixels: int
-
-    @property
-    def moved(self) -> int:
-        """Bytes read and written."""
-        return self.bytes_read + self.bytes_written
-
-    @property
-    def intensity(self) -> float:
-        """Arithmetic operations per byte read or written."""
-        return self.flops / self.moved if self.moved else 0.0
+from multi_dnn_ros.models.operations import LayerWork as LayerWork
+from multi_dnn_ros.models.operations import Shape, counter, operation_name, shapes_of
 
 
 @dataclass(frozen=True)
@@ -71,10 +40,7 @@ def layers_of(graph_module: fx.GraphModule, dtype: torch.dtype = torch.float32) 
     nodes = {node.name: node for node in graph_module.graph.nodes}
     describe = counter(graph_module)
     ratio = dtype.itemsize / torch.float32.itemsize
-    return [
-        _layer([nodes[name] for name in names], [describe(nodes[name]) for name in names], ratio)
-        for names in stage.layers
-    ]
+    return [_layer([nodes[name] for name in names], describe, ratio) for names in stage.layers]
 
 
 def node_costs(layers: Iterable[tuple[Layer, float]]) -> NodeCost:
@@ -95,15 +61,19 @@ def node_costs(layers: Iterable[tuple[Layer, float]]) -> NodeCost:
     return seconds
 
 
-def _layer(nodes: Sequence[fx.Node], operations: Sequence[Operation], ratio: float) -> Layer:
-    main = next((operation for operation in operations if operation.kind != "view"), operations[0])
-    counts = total(operation.counts for operation in operations)
-    first = main.inputs[0] if main.inputs else ()
-    last = main.outputs[0] if main.outputs else ()
-    work = LayerWork(
-        main.kind, counts.macs, counts.flops, counts.parameters, round(counts.bytes_read * ratio),
-        round(counts.bytes_written * ratio), main.window, main.groups, first[1] if len(first) > 1 else 0,
-        last[1] if len(last) > 1 else 0, math.prod(last) // last[1] if len(last) > 1 and last[1] else math.prod(last),
-    )  # fmt: skip
+def _layer(nodes: Sequence[fx.Node], describe: Callable[[fx.Node], LayerWork], ratio: float) -> Layer:
+    works = [describe(node) for node in nodes]
+    main = next((number for number, work in enumerate(works) if work.kind != "view"), 0)
+    work = replace(
+        works[main],
+        macs=sum(each.macs for each in works),
+        flops=sum(each.flops for each in works),
+        parameters=sum(each.parameters for each in works),
+        bytes_read=round(sum(each.bytes_read for each in works) * ratio),
+        bytes_written=round(sum(each.bytes_written for each in works) * ratio),
+    )
     stack = list((nodes[0].meta.get("nn_module_stack") or {}).values())
-    return Layer(tuple(node.name for node in nodes), str(stack[-1][0]) if stack else "", main.name, main.outputs, work)
+    return Layer(
+        tuple(node.name for node in nodes), str(stack[-1][0]) if stack else "", operation_name(nodes[main]),
+        shapes_of(nodes[main]), work,
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,17 +39,8 @@ T = TypeVar("T")
 _MAX_LABELS = 65_536
 
 
-@dataclass(frozen=True)
-class Interface:
-    """Preprocessing and decoder of a DNN, from its parameters and its source.
-
-    labels: class names by index. view: the part of the image that the DNN sees.
-    """
-
-    decoder: DecoderSpec
-    labels: tuple[str, ...]
-    preprocess: Preprocess
-    view: View
+#: Decoder, class names by index, preprocessing, and the part of the image that the DNN sees.
+Interface = tuple[DecoderSpec, tuple[str, ...], Preprocess, View]
 
 
 def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
@@ -69,9 +60,9 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     parts = output_parts(source, name, config)
     interfaces = _interfaces(parts)
     # Only the preprocessing of the last one contains the defaults of all decoders.
-    (*_, last) = interfaces.values()
-    outputs = {output: _output(part, interfaces[output], last.preprocess) for output, part in parts.items()}
-    dnn = Dnn(name, config.role, source.runnable, last.preprocess, outputs, last.view)
+    *_, (_, _, preprocess, view) = interfaces.values()
+    outputs = {output: _output(part, interfaces[output], preprocess) for output, part in parts.items()}
+    dnn = Dnn(name, config.role, source.runnable, preprocess, outputs, view)
     _try(dnn, config)
     return dnn
 
@@ -87,8 +78,8 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
         try:
             source = with_recognized_decoder(part.source, part.name, part.config)
             source = replace(source, preprocess={**defaults, **source.preprocess})
-            interfaces[output] = interface = interface_of(source, part.name, part.config)
-            defaults = {**interface.decoder.preprocess, **defaults}
+            interfaces[output] = _interface(source, part.name, part.config)
+            defaults = {**interfaces[output][0].preprocess, **defaults}
         except ModelError as error:
             problems.extend(line for line in str(error).splitlines() if line not in problems)
     if problems:
@@ -97,8 +88,8 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
 
 
 def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
-    spec, config, source = interface.decoder, part.config, part.source
-    head = source.detector
+    spec, labels, _, _ = interface
+    config, head = part.config, part.source.detector
     if head is not None and not isinstance(head, AnchorHead):
         from multi_dnn_ros.models.torchvision_detector import anchor_head
 
@@ -106,14 +97,14 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
     decoder = spec.factory(
         *(() if head is None else (head,)),
         preprocess,
-        interface.labels,
+        labels,
         keep=config.keep,
         score_threshold=config.score_threshold,
-        own_threshold=_own_threshold(source, config.role),
+        own_threshold=_own_threshold(part.source, config.role),
         iou_threshold=config.iou_threshold,
         max_detections=config.max_detections,
     )
-    return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs, spec.name)
+    return Output(decoder, labels, spec.result_kind, part.raw_outputs, spec.name)
 
 
 def _own_threshold(source: Source, role: str) -> float:
@@ -123,26 +114,26 @@ def _own_threshold(source: Source, role: str) -> float:
     return PRESETS[role].score_threshold if role in PRESETS else DEFAULT_SCORE_THRESHOLD
 
 
-def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
+def _interface(source: Source, name: str, config: DnnConfig) -> Interface:
     """Combine parameters and source. Raises ModelError with a line for each conflict."""
     problems: list[str] = []
 
     def collected(step: Callable[..., T], *arguments: Any) -> T | None:
         try:
-            return step(*arguments)
+            return step(name, config, *arguments)
         except ModelError as error:
             problems.extend(str(error).splitlines())
             return None
 
-    decoder = collected(_decoder, name, config, source)
-    labels = collected(_labels, name, config, source, decoder)
-    preprocess = collected(_preprocess, name, config, source, decoder)
+    decoder = collected(_decoder, source)
+    labels = collected(_labels, source, decoder)
+    preprocess = collected(_preprocess, source, decoder)
     if decoder is not None and labels is not None:
-        collected(_check_classes, name, config, decoder, labels)
-    view = collected(_view, name, config, decoder)
+        collected(_check_classes, decoder, labels)
+    view = collected(_view, decoder)
     if problems or decoder is None or labels is None or preprocess is None or view is None:
         raise ModelError("\n".join(problems))
-    return Interface(decoder, labels, preprocess, view)
+    return decoder, labels, preprocess, view
 
 
 def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:

@@ -31,10 +31,16 @@ def onnx_source(request: ModelRequest) -> Source:
     prepared = _read(path, lambda: prepare(path, size))
     if prepared.described.task == "classify" and not request.classifiers:
         raise ModelError(f"{path}: is a classifier by its metadata; allowed: detectors and segmentation networks")
+
+    def convert_now() -> Any:
+        from multi_dnn_ros.models.onnx_intake.conversion import convert  # needs PyTorch
+
+        return convert(prepared.model)
+
     network = OnnxNetwork(
         prepared.model,
         lambda images: _read(path, lambda: prepare(path, size, images)).model,
-        lambda: _read(path, lambda: _converted(prepared.model)),
+        lambda: _read(path, convert_now),
     )
     if prepared.cut:
         _log_cut(path, prepared.outputs)
@@ -54,12 +60,6 @@ def _read(path: Path, step: Callable[[], T]) -> T:
         raise ModelError(f"{path}: {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}") from None
-
-
-def _converted(model: Any) -> Any:
-    from multi_dnn_ros.models.onnx_intake.conversion import convert
-
-    return convert(model)
 
 
 @lru_cache(maxsize=64)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -54,54 +54,41 @@ _BY_PART = (("pool", "pooling"), ("norm", "normalization"), ("upsample", "interp
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Counts of one operation, or of several together.
+class LayerWork:
+    """What the time of an operation, or of a layer, depends on.
 
-    macs: multiply-accumulates as counted in the paper (convolutions and matrix products; half of PyTorch's FLOP count).
-    flops: arithmetic operations, two per MAC; without MACs, one per input or output element, whichever are more (per
-    window element for pooling).
-    bytes_read: inputs and parameters, each once. bytes_written: results. Views count as 0. parameters: number of
-    weights read.
-    """
-
-    macs: int = 0
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    parameters: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.macs + other.macs,
-            self.flops + other.flops,
-            self.bytes_read + other.bytes_read,
-            self.bytes_written + other.bytes_written,
-            self.parameters + other.parameters,
-        )
-
-
-@dataclass(frozen=True)
-class Operation:
-    """kind: one of KINDS. name: ATen name without overload. inputs, outputs: their shapes, without those of parameters.
-
-    window: kernel height times width of a convolution or pooling, else 1. groups: those of a convolution, else 1.
+    kind: one of KINDS. macs: multiply-accumulates as counted in the paper (convolutions and matrix products; half of
+    PyTorch's FLOP count). flops: arithmetic operations, two per MAC; without MACs, one per input or output element,
+    whichever are more (per window element for pooling). parameters: number of weights read. bytes_read: inputs and
+    parameters, each once. bytes_written: results. Views count as 0. window: kernel height times width of a convolution
+    or pooling, else 1. groups: those of a convolution, else 1. channels_in, channels_out: size of axis 1 of the first
+    input and output (0: none). pixels: output positions per channel, over all images of the batch.
     """
 
     kind: str
-    name: str
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
-    counts: Counts
-    window: int = 1
-    groups: int = 1
+    macs: int
+    flops: int
+    parameters: int
+    bytes_read: int
+    bytes_written: int
+    window: int
+    groups: int
+    channels_in: int
+    channels_out: int
+    pixels: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic operations per byte read or written."""
+        return self.flops / self.moved if self.moved else 0.0
 
 
-def total(counts: Iterable[Counts]) -> Counts:
-    """The sum of the counts."""
-    return reduce(Counts.__add__, counts, Counts())
-
-
-def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
+def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], LayerWork]:
     """A function that describes each operation of a graph of :func:`multi_dnn_ros.models.trace.trace`."""
     traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
     fake_mode = detect_fake_mode(traced)
@@ -115,13 +102,15 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
         with fake_mode:  # on the CPU, where the graph was traced, wherever its weights are now
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
-    def describe(node: fx.Node) -> Operation:
-        name = _name(node)
-        results = _shapes(node.meta.get("val"))
+    def describe(node: fx.Node) -> LayerWork:
+        name = operation_name(node)
         sources = [source for source in node.all_input_nodes if source.op != "get_attr"]
-        inputs = tuple(shape for source in sources for shape in _shapes(source.meta.get("val")))
+        first = next((shape for source in sources for shape in shapes_of(source)), ())
+        last = next(iter(shapes_of(node)), ())
+        channels_in, channels_out = (shape[1] if len(shape) > 1 else 0 for shape in (first, last))
+        pixels = math.prod(last) // (channels_out or 1)
         if is_selection(node) or is_view(node) or not isinstance(node.target, torch._ops.OpOverload) or not fake_mode:
-            return Operation("view", name, inputs, results, Counts())
+            return LayerWork("view", 0, 0, 0, 0, 0, 1, 1, channels_in, channels_out, pixels)
         args = fx.node.map_arg(node.args, fake_value)
         kwargs = fx.node.map_arg(node.kwargs, fake_value)
         # The products inside fused attention kernels are not counted.
@@ -134,14 +123,19 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
         counted = int(flops.get_total_flops())
         input_elements = sum(tensor.numel() for tensor in read)
         output_elements = sum(tensor.numel() for tensor in written)
-        counts = Counts(
+        return LayerWork(
+            kind=kind,
             macs=counted // 2,
             flops=counted or max(input_elements, output_elements * window),
+            parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),
             bytes_read=sum(bytes_of(tensor) for tensor in read),
             bytes_written=sum(bytes_of(tensor) for tensor in written),
-            parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),
+            window=window,
+            groups=groups,
+            channels_in=channels_in,
+            channels_out=channels_out,
+            pixels=pixels,
         )
-        return Operation(kind, name, inputs, results, counts, window, groups)
 
     return describe
 
@@ -156,14 +150,17 @@ def bytes_of(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
 
 
-def _name(node: fx.Node) -> str:
+def operation_name(node: fx.Node) -> str:
+    """ATen name without overload."""
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target.name()).partition("::")[2].partition(".")[0]
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _shapes(value: Any) -> tuple[Shape, ...]:
-    return tuple(tuple(map(int, leaf.shape)) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+def shapes_of(node: fx.Node) -> tuple[Shape, ...]:
+    """Shapes of the tensors that the node returned when it was traced."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return tuple(tuple(map(int, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _kind(node: fx.Node, name: str, read: list[torch.Tensor]) -> tuple[str, int, int]:

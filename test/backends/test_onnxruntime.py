@@ -261,7 +261,21 @@ class Special(nn.Module):
         return torch.special.bessel_j0(image)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(Keeps, "output 0 differs from PyTorch"), (Special, "special_bessel_j0")])
+class NotANumber(nn.Module):
+    """Has other values as ONNX."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image * float("nan") if torch.onnx.is_in_onnx_export() else image
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Keeps, "output 0 differs from PyTorch"),
+        (NotANumber, "output 0 differs from PyTorch"),
+        (Special, "special_bessel_j0"),
+    ],
+)
 def test_what_cannot_be_exported_is_named(
     kind: type[nn.Module], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
