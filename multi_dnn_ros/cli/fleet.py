@@ -34,7 +34,7 @@ from tqdm import tqdm
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import rows_table, write_figures
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.common.extras import optional, require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.controller import Fleet
@@ -161,7 +161,9 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
     import numpy as np
-    from matplotlib.figure import Figure
+
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     from multi_dnn_ros.profiling.layer_profile import write_figure
 
