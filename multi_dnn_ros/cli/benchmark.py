@@ -32,14 +32,12 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     options.add_options(parser, "--params-file")
     options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     add = parser.add_argument
-    add("--minutes", type=positive_float, default=5.0, metavar="MIN",
-        help="planned length of the run in minutes (default: %(default)g)")  # fmt: skip
+    add("--minutes", type=positive_float, default=5.0, metavar="MIN", help="minutes of the run (default: %(default)g)")
     add("--cameras", type=positive, default=1, metavar="N", help="number of cameras (default: %(default)s)")
     options.add_options(parser, "--size", default=(640, 480), help="size of the images in pixels (default: 640x480)")
     add("--encoding", choices=("jpeg", *ENCODINGS), default="rgb8", metavar="NAME",
         help="jpeg (CompressedImage) or an encoding of sensor_msgs/Image (default: rgb8)")  # fmt: skip
-    add("--max-rate", type=positive_float, default=200.0, metavar="HZ",
-        help="highest rate to try, in Hz (default: %(default)g)")  # fmt: skip
+    add("--max-rate", type=positive_float, default=200.0, metavar="HZ", help="highest rate to try, Hz (default: 200)")
     options.add_options(parser, "--seed", help="random seed of the images (default: 0)")
     options.add_options(parser, "--output", default=Path("board.json"),
                         help="write the figures to this JSON file (default: %(default)s)")  # fmt: skip
@@ -50,13 +48,10 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     options.add_options(parser, "--params-file")
     options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     add = parser.add_argument
-    add("--minutes", type=_soak_minutes, default=60.0, metavar="MIN",
-        help="length of the run in minutes, at least 0.25 (default: %(default)g)")  # fmt: skip
+    add("--minutes", type=_soak_minutes, default=60.0, metavar="MIN", help="minutes of the run (default: %(default)g)")
     add("--kill-every", type=options.not_negative, default=300.0, metavar="S",
-        help="length of a round in seconds, with one kill of the engine process; at least 5. 0: neither kills nor "
-        "model swaps, so that one process serves for the whole run (default: %(default)g)")  # fmt: skip
-    add("--rate", type=positive_float, default=4.0, metavar="HZ",
-        help="images per second and camera (default: %(default)g)")  # fmt: skip
+        help="seconds of a round with one kill of the engine process; 0: no kills (default: 300)")  # fmt: skip
+    add("--rate", type=positive_float, default=4.0, metavar="HZ", help="images per second and camera (default: 4)")
     options.add_options(parser, "--seed", "--output")
 
 

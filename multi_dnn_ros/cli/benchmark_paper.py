@@ -61,28 +61,19 @@ def add_scenario(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="conditions, see above (default: those that the device can run, up to compile_mp)")  # fmt: skip
     options.add_options(parser, "--sms", "--device")
     add("--jobs", type=positive, default=8, metavar="N", help="jobs that a DNN is cut into (default: %(default)s)")
-    options.add_options(
-        parser, "--repeats", default=5, help="runs per condition; with --branches times 40 (default: %(default)s)"
-    )
-    add("--seconds", type=options.positive_float, default=2.0, metavar="S",
-        help="length of each run in seconds (default: %(default)g)")  # fmt: skip
+    options.add_options(parser, "--repeats", default=5, help="runs per condition (default: 5; --branches: times 40)")
+    add("--seconds", type=options.positive_float, default=2.0, metavar="S", help="seconds of each run (default: 2)")
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
     add("--branches", nargs="*", metavar="MODEL",
-        help="measure the parallel branches of these networks instead (without a name: of six, see "
-        "docs/benchmarks.md)")  # fmt: skip
+        help="measure the parallel branches of these networks instead (without a name: of six)")  # fmt: skip
     add("--important", nargs="*", metavar="NETWORK", choices=tuple(IMPORTANT),
-        help="measure important DNNs beside the background of --set instead: resnet152, resnet50, vgg16, resnet18 "
-        "(without a name: the first three)")  # fmt: skip
+        help=f"measure important DNNs beside --set: {', '.join(IMPORTANT)} (default: the first three)")  # fmt: skip
     add("--peers", nargs="?", type=positive, const=1, metavar="N",
         help="compare with plain processes instead, N of each DNN (without a number: 1)")  # fmt: skip
-    options.add_options(
-        parser, "--params-file", help="with --peers: the DNNs (default: the package's config/heavy_gpu.yaml)"
-    )
-    options.add_options(parser, "--size", help="image size in pixels, with --branches (default: of each network) or "
-                        "--peers (default: 1280x720)")  # fmt: skip
+    options.add_options(parser, "--params-file", help="with --peers: the DNNs (default: config/heavy_gpu.yaml)")
+    options.add_options(parser, "--size", help="pixels, for --branches (default: each's own) or --peers (1280x720)")
     options.add_options(parser, "--seed", help="random seed of weights, images and the order of runs (default: 0)")
-    options.add_options(parser, "--output", help="write the figures to this JSON file, after each repeat or network, "
-                        "and a plot beside it")  # fmt: skip
+    options.add_options(parser, "--output", help="write the figures to this JSON file, and a plot beside it")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -49,17 +49,13 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         help=f"{' or '.join(_COMPRESSED)} (CompressedImage), or an encoding of sensor_msgs/Image: "
         f"{', '.join(ENCODINGS)} (default: %(default)s)")  # fmt: skip
     options.add_options(parser, "--seed", help="random seed of the generated scenes (default: 0)")
-    add("--truth", action="store_true",
-        help="scenes: also publish the true boxes and lanes, on CAMERA/truth/detections and lane_mask")  # fmt: skip
-    add("--rate", type=options.positive_float, metavar="HZ",
-        help="images per second (default: the source's own, or 10)")  # fmt: skip
+    add("--truth", action="store_true", help="scenes: publish CAMERA/truth/detections and CAMERA/truth/lane_mask, too")
+    add("--rate", type=options.positive_float, metavar="HZ", help="images per second (default: the source's, or 10)")
     add("--count", type=positive, metavar="N",
-        help="stop after N images; scenes are then rendered before the first one is published (default: at the end of "
-        "the source)")  # fmt: skip
+        help="stop after N images; scenes are then rendered first (default: at the end of the source)")  # fmt: skip
     add("--loop", action="store_true", help="start again at the end of the source")
     add("--wait-for-subscribers", type=natural, default=0, metavar="N",
-        help="start when the image topic has N subscribers and each truth topic one, so that none misses the first "
-        "image; fail after ten minutes (default: 0)")  # fmt: skip
+        help="start when the image topic has N subscribers; fail after ten minutes (default: 0)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -52,8 +52,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add_options(parser, "model")
     add_options(parser, "--output", metavar="FILE", required=True, help="file to write; an existing one is replaced")
     add("--data", default="", metavar="DATA",
-        help="images on which the error of the outputs is minimized, see above (default: none, the error of the "
-        "weights is minimized)")  # fmt: skip
+        help="images on which the error of the outputs is minimized, see above (default: none)")  # fmt: skip
     add_options(parser, *LOADING, "--report")
     add("--ranks", choices=("ratio", "budget", "measured"), default="ratio",
         help="how ranks are chosen, see above (default: %(default)s)")  # fmt: skip

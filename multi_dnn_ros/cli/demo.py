@@ -62,8 +62,7 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
     add("--model", type=options.assignment("=", "NAME=MODEL, such as object=yolox_nano.onnx", str), action="append",
         default=[], metavar="NAME=MODEL",
-        help=f"with --video: a DNN and its model: {_MODELS}; may be repeated "
-        "(default: the package's DNNs)")  # fmt: skip
+        help=f"with --video: a DNN and its model, {_MODELS}; may be repeated")  # fmt: skip
     add("--device", type=options.device, metavar="NAME",
         help=f"with --video: {DEVICE_FORMS} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
 

@@ -50,27 +50,22 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(commands, "evaluate", _TEXT, run, libraries=("pycocotools",))
     add = parser.add_argument
     add_options(parser, "models", nargs="*")
-    add_options(parser, "--params-file", help="instead of MODEL: a DNN of this parameter file, with its crop and all "
-                "its results")  # fmt: skip
+    add_options(parser, "--params-file", help="instead of MODEL: a DNN of this parameter file, with all its results")
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
     add_options(parser, "--data", "--scenes", "--device", "--report")
-    add("--limit", type=positive, metavar="N",
-        help="score only N images, evenly spaced over the test part (default: all)")  # fmt: skip
+    add("--limit", type=positive, metavar="N", help="score only N images, evenly spaced (default: all)")
     group = parser.add_argument_group(_FOR_MODEL)
     add = group.add_argument
     add_options(group, "--batch-size", *NETWORK)
     add("--thresholds", action="store_true",
-        help="detectors and lane networks: also list precision and recall, and false boxes per image, at score "
-        "thresholds from 0.05 to 0.95, with the node's NMS; images without any object are allowed")  # fmt: skip
+        help="also list precision, recall and false boxes per image at score thresholds from 0.05 to 0.95")  # fmt: skip
     add("--latency", action="store_true", help="time the networks in turn")
     add("--served", action="store_true",
-        help="add a row per network with its scores as the node serves it: batch norms folded, one image per "
-        "inference, with --backend at --precision on --device")  # fmt: skip
+        help="add a row per network as the node serves it, with --backend at --precision on --device")  # fmt: skip
     add_options(group, "--backend")
     add_options(group, "--precision", choices=PRECISIONS)
     add("--calibration-images", default="", metavar="DIR",
-        help="for int8: folder of images on which value ranges are measured, as the node's parameter of this name "
-        "(default: generated road images)")  # fmt: skip
+        help="for int8: images on which value ranges are measured (default: generated road images)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ from tqdm import tqdm
 from multi_dnn_ros.cli import options
 from multi_dnn_ros.cli.figures import rows_table, write_figures
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.common.extras import optional, require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.controller import Fleet
@@ -56,19 +56,14 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("--threads", type=options.positive, metavar="N",
         help="a unit is N threads of a CPU (default: it is a GPU; without GPUs, all cores are divided)")  # fmt: skip
     add("--policy", dest="fleet_policy", choices=_POLICIES,
-        help="fair: units change so that slow-downs become equal; even: all jobs on all units at the same time; "
-        "one_unit: each job on one unit, at the same time (default: fair)")  # fmt: skip
+        help="fair: slow-downs become equal; even, one_unit: see above (default: fair)")  # fmt: skip
     add("--compare", action="store_true",
-        help="train all jobs under each policy, and compare slow-downs and total time; policies that are complete in "
-        "--folder are not trained again")  # fmt: skip
+        help="train all jobs under each policy that is not complete in --folder, and compare the times")  # fmt: skip
     add("--cluster", metavar="ADDRESS", default="local",
-        help="run on the Ray cluster at HOST:PORT, or `auto` for the cluster to which this machine belongs (default: "
-        "this machine, without a cluster)")  # fmt: skip
+        help="run on the Ray cluster at HOST:PORT; auto: that of this machine (default: none)")  # fmt: skip
     add("--folder", type=Path, metavar="DIR",
-        help="folder for checkpoints, logs and trained networks; with --cluster on a file system that all hosts share "
-        "(default: YAML with the suffix .fleet)")  # fmt: skip
-    options.add_options(parser, "--output", help="write the jobs with their losses, and all decisions, to this JSON "
-                        "file, and a plot beside it")  # fmt: skip
+        help="folder for checkpoints and networks, shared by all hosts (default: YAML, suffix .fleet)")  # fmt: skip
+    options.add_options(parser, "--output", help="write jobs and decisions to this JSON file, and a plot beside it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -161,7 +156,9 @@ def _report(args: argparse.Namespace, fleets: Mapping[Policy, Fleet]) -> None:
 def _plot(path: Path, fleets: Mapping[Policy, Fleet]) -> None:
     """A panel for each policy, with a line for each job."""
     import numpy as np
-    from matplotlib.figure import Figure
+
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     from multi_dnn_ros.profiling.layer_profile import write_figure
 

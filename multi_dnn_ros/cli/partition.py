@@ -51,8 +51,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         add("--tables", type=Path, default=cache_folder() / "partition", metavar="DIR",
             help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")  # fmt: skip
         if measures or action is run:
-            add_options(parser, "--weights", default="", help="weights of a torchvision network: a file, a name such "
-                        "as COCO_V1, or random (default: random, which does not change the times)")  # fmt: skip
+            add_options(parser, "--weights", default="", help="weights of a torchvision network (default: random)")
             add_options(parser, "--repeats", default=9)
         if measures:
             add_options(parser, "--size")
@@ -63,13 +62,11 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
             add_options(parser, "--batch", required=action is plan, help=f"images in the batch{counts[action]}")
         if plans:
             add("--search", choices=("exact", "greedy"), default="exact",
-                help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch "
-                "partitioning (default: exact)")  # fmt: skip
+                help="exact: by dynamic programming; greedy: as in the paper (default: exact)")  # fmt: skip
             add_options(parser, "--report", metavar="JSON", help="write plans, times and versions to this file")
         if action is run:
             add("--input", type=Path, metavar="NPY",
-                help="images as the network takes them, a float32 array (N, 3, height, width); without it --batch "
-                "random images are used")  # fmt: skip
+                help="images, a float32 array (N, 3, height, width) (default: --batch random ones)")  # fmt: skip
             add_options(parser, "--output", metavar="NPZ", help="write the outputs to this file: output_0, ...")
             add("--compare", action="store_true", help="also run every subset of the units, and compare the outputs")
         if action is io:

@@ -43,8 +43,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--jobs", type=positive, default=4, metavar="N", help="jobs that the network is cut into (default: 4)")
     add("--cut", choices=("estimate", "measured"), default="estimate",
-        help="what is balanced between the jobs: estimated cost (operations and bytes) or measured times "
-        "(default: estimate)")  # fmt: skip
+        help="what is balanced between the jobs: estimated or measured times (default: estimate)")  # fmt: skip
     _add_target(parser, repeats=25)
     add_options(parser, "--output", metavar="DIR", help="folder for profile.json, layers.csv and roofline.png")
 

@@ -51,18 +51,16 @@ def add_parser(commands: options.Commands[argparse.ArgumentParser]) -> None:
     options.add_options(parser, "--params-file", "--node")
     topic = options.assignment(":=", "CAMERA:=/TOPIC", options.absolute_name)
     add("--topic", type=topic, action="append", default=[], metavar="CAMERA:=TOPIC",
-        help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
-        "topic)")  # fmt: skip
+        help="recorded topic of a camera; may be repeated (default: its own, or the only one)")  # fmt: skip
     options.add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH",
-        help="also draw the results on the images: PATH is an .mp4 file, or a folder for single images; with several "
-        "cameras one each, with the camera's name appended")  # fmt: skip
+        help="draw the results into an .mp4 file or a folder of images; several cameras: PATH_CAMERA")  # fmt: skip
     add = parser.add_argument_group("many recordings").add_argument
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
-        help="replay every recording under IN_BAG on the Ray cluster at ADDRESS: HOST:PORT, or auto, the cluster of "
-        "this machine; without ADDRESS, in processes of this machine")  # fmt: skip
+        help="replay every recording under IN_BAG on the Ray cluster at HOST:PORT, or auto; without ADDRESS, in "
+        "processes of this machine")  # fmt: skip
     add("--gpus", type=options.not_negative, default=0.0, metavar="X",
         help="with --cluster: GPUs, or a part of one, per recording, beside a CPU core (default: 0)")  # fmt: skip
 

@@ -62,8 +62,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
                 help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: bf16)")  # fmt: skip
     add_options(schedule, "--seed", help="random seed of order, augmentation and dropout (default: 0)")
     add("--checkpoint", type=Path, metavar="FILE",
-        help="file for the state of training, written after every epoch, up to ten times the network's size; if it "
-        "exists, training continues from it; FILE.lock keeps a second command from writing it")  # fmt: skip
+        help="file for the state of training, written after every epoch; training continues from it")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

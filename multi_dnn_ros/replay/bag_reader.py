@@ -97,11 +97,8 @@ class BagReader(ExitStack):
         found = {file.name for file in self.path.iterdir() if is_storage_file(file)}
         listed = self._listed_names()
         present = [name for name in listed if (self.path / name).exists()]
-        self._damage += [
-            f"{name} is missing, which metadata.yaml lists; repair: ros2 bag reindex"
-            for name in listed
-            if name not in present
-        ]
+        for name in (name for name in listed if name not in present):
+            self._damage.append(f"{name} is missing, which metadata.yaml lists; repair: ros2 bag reindex")
         if not present:
             # A recorder compresses a file when the next one begins; if it was killed meanwhile, both are there.
             files = [name for name in found if not name.endswith(_PACKED) or name.removesuffix(_PACKED) not in found]
@@ -151,12 +148,10 @@ def recorded_topics(bag: BagReader, cameras: Mapping[str, CameraConfig], chosen:
     images = [name for name, topic in bag.topics.items() if topic.msgtype in IMAGE_TYPES]
     topics: dict[str, str] = {}
     for camera, settings in cameras.items():
-        configured = [f"/{camera}/image_raw", f"/{camera}/image_raw/compressed"]
+        given = chosen.get(camera) or (settings.topic and f"/{settings.topic.lstrip('/')}")
+        wanted = [given] if given else [f"/{camera}/image_raw", f"/{camera}/image_raw/compressed"]
         if settings.transport == "compressed":
-            configured.reverse()
-        if settings.topic:
-            configured = [f"/{settings.topic.lstrip('/')}"]
-        wanted = [chosen[camera]] if camera in chosen else configured
+            wanted.reverse()
         found = next((name for name in wanted if name in bag.topics), "")
         if not found and camera not in chosen and len(cameras) == len(images) == 1:
             found = images[0]

@@ -82,15 +82,6 @@ class StreamCount:
     dropped: Counter[str] = field(default_factory=Counter)
     first_drops: dict[str, str] = field(default_factory=dict)
 
-    def add(self, end: Result | Drop) -> None:
-        """Count one frame."""
-        self.offered += 1
-        if isinstance(end, Result):
-            self.published += 1
-        else:
-            self.dropped[end.reason.value] += 1
-            self.first_drops.setdefault(end.reason.value, end.message)
-
 
 class Replay:
     """Replays recorded frames through one set of DNNs: while a frame is computed, the next one is decoded.
@@ -154,7 +145,13 @@ class Replay:
                     self._write(running, writer, with_input, is_first=not counts)
                     for end in running.in_order():
                         dnn, camera = end.dnn, running.frame.camera
-                        counts.setdefault((dnn, camera), StreamCount(dnn, camera)).add(end)
+                        count = counts.setdefault((dnn, camera), StreamCount(dnn, camera))
+                        count.offered += 1
+                        if isinstance(end, Result):
+                            count.published += 1
+                        else:
+                            count.dropped[end.reason.value] += 1
+                            count.first_drops.setdefault(end.reason.value, end.message)
                     on_frame(running)
                 if following is not None:
                     self._start(following)
