@@ -98,7 +98,7 @@ def section(*offsets: float, dash: float = 0.0) -> RoadSection:
 def mesh_of(kind: str) -> tuple[Mesh, float]:
     rng = np.random.default_rng(4)
     if kind == "pedestrian":
-        return objects.Person.random(rng).figure(1.0, 1.0, 1.0), 0.0
+        return objects.person(rng)(1.0, 1.0, 1.0), 0.0
     if kind == "car":
         return objects.car(rng, lamps_on=False), 0.2
     return objects.truck(rng, False, oncoming=kind != "truck"), 0.0 if kind == "truck" else np.pi

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -144,63 +143,50 @@ _HAIR: tuple[Colour, ...] = ((26, 22, 20), (60, 40, 26), (110, 80, 44), (168, 13
 _SHOES: Colour = (28, 26, 26)
 
 
-@dataclass(frozen=True)
-class Person:
-    """Appearance of a person; `figure` poses it. Lengths in metres."""
+def person(rng: np.random.Generator) -> Callable[[float, float, float], Mesh]:
+    """A person as a function of the pose. phase: of the walking cycle, radians. stride: 0 standing .. 1 brisk. side_on:
+    -1..1, share of the walking direction in the image plane (0 = towards or away from the camera, the sign is left or
+    right).
+    """
+    child = rng.random() < 0.12
+    h = float(rng.uniform(1.15, 1.45) if child else rng.normal(1.72, 0.08))
+    wide = float(rng.uniform(0.9, 1.25)) * h / 1.72
+    skin, top, legs, hair = (varied(rng, one_of(rng, each), 12, 5) for each in (_SKIN, _CLOTH, _LEGS, _HAIR))
 
-    height: float
-    girth: float
-    skin: Colour
-    top: Colour
-    legs: Colour
-    hair: Colour
-
-    @classmethod
-    def random(cls, rng: np.random.Generator) -> Person:
-        child = rng.random() < 0.12
-        height = float(rng.uniform(1.15, 1.45) if child else rng.normal(1.72, 0.08))
-        girth = float(rng.uniform(0.9, 1.25))
-        return cls(height, girth, *(varied(rng, one_of(rng, each), 12, 5) for each in (_SKIN, _CLOTH, _LEGS, _HAIR)))
-
-    def figure(self, phase: float, stride: float, side_on: float) -> Mesh:
-        """The figure at a point of its walking cycle.
-
-        phase: radians. stride: 0 standing .. 1 brisk. side_on: -1..1, share of the walking direction in the image plane
-        (0 = towards or away from the camera, the sign is left or right).
-        """
-        h, wide, depth = self.height, self.girth * self.height / 1.72, abs(side_on)
-        swing = 0.55 * stride * np.sin(phase)
+    def figure(phase: float, stride: float, side_on: float) -> Mesh:
+        depth, swing = abs(side_on), 0.55 * stride * np.sin(phase)
         shoulder, hip = wide * (0.235 - 0.085 * depth), wide * (0.135 - 0.05 * depth)
         m = MeshBuilder()
         bob = 0.015 * h * stride * abs(np.cos(phase))
         y_hip, y_shoulder = 0.5 * h + bob, 0.82 * h + bob
+
+        def arm(side: int, swing: float, colour: Colour) -> None:
+            x = side * shoulder * (1.0 - 0.25 * depth) + side * 0.02
+            parts = ((0.17 * h, swing, 0.05, 0.043), (0.15 * h, swing + 0.25, 0.043, 0.033))
+            u, v = _limbs(m, x, y_shoulder - 0.01 * h, parts, side_on, colour)
+            m.blob(u, v - 0.02, 0.04, 0.05, skin)
+
         # Far arm, legs, body, near arm, head: painted from the far side to the near side.
-        self._arm(m, -1, shoulder, y_shoulder, swing, side_on, toned(self.top, 0.78))
+        arm(-1, swing, toned(top, 0.78))
         for leg in (-1.0, 1.0):
-            turn, colour = leg * swing, toned(self.legs, 0.85 if leg < 0 else 1.0)
+            turn, colour = leg * swing, toned(legs, 0.85 if leg < 0 else 1.0)
             bend = stride * 0.5 * max(0.0, -np.sin(phase) * np.sign(turn) + 0.2)
             parts = ((0.25 * h, turn, 0.085 * wide, 0.062 * wide), (0.25 * h, turn - bend, 0.062 * wide, 0.045 * wide))
             u, v = _limbs(m, leg * hip * 0.62, y_hip + 0.02 * h, parts, side_on, colour)
             toe = 0.13 * side_on
             m.panel(u - 0.055 + min(toe, 0), v - 0.03, u + 0.055 + max(toe, 0), v + 0.04, _SHOES)
         waist = y_hip + 0.05 * h
-        m.polygon([(-hip, 0.46 * h), (hip, 0.46 * h), (hip, waist), (-hip, waist)], self.legs)
+        m.polygon([(-hip, 0.46 * h), (hip, 0.46 * h), (hip, waist), (-hip, waist)], legs)
         belt, armpit = y_hip - 0.02 * h, y_shoulder - 0.03 * h
         m.polygon([(-hip * 1.06, belt), (hip * 1.06, belt), (shoulder, armpit), (0.8 * shoulder, y_shoulder),
-                   (-0.8 * shoulder, y_shoulder), (-shoulder, armpit)], self.top)  # fmt: skip
-        self._arm(m, 1, shoulder, y_shoulder, -swing, side_on, toned(self.top, 0.92))
-        m.panel(-0.045, y_shoulder - 0.02, 0.045, 0.86 * h + bob + 0.02, self.skin)
-        m.blob(0.015 * side_on, 0.93 * h + bob, 0.082 * (1 - 0.08 * depth), 0.07 * h, self.skin)
-        m.blob(-0.02 * side_on, 0.962 * h + bob, 0.086, 0.038 * h, self.hair)
+                   (-0.8 * shoulder, y_shoulder), (-shoulder, armpit)], top)  # fmt: skip
+        arm(1, -swing, toned(top, 0.92))
+        m.panel(-0.045, y_shoulder - 0.02, 0.045, 0.86 * h + bob + 0.02, skin)
+        m.blob(0.015 * side_on, 0.93 * h + bob, 0.082 * (1 - 0.08 * depth), 0.07 * h, skin)
+        m.blob(-0.02 * side_on, 0.962 * h + bob, 0.086, 0.038 * h, hair)
         return m.build()
 
-    def _arm(
-        self, m: MeshBuilder, side: int, shoulder: float, y: float, swing: float, side_on: float, colour: Colour
-    ) -> None:
-        h, x = self.height, side * shoulder * (1.0 - 0.25 * abs(side_on)) + side * 0.02
-        parts = ((0.17 * h, swing, 0.05, 0.043), (0.15 * h, swing + 0.25, 0.043, 0.033))
-        u, v = _limbs(m, x, y - 0.01 * h, parts, side_on, colour)
-        m.blob(u, v - 0.02, 0.04, 0.05, self.skin)
+    return figure
 
 
 def _limbs(

@@ -129,7 +129,7 @@ class Traffic:
             walked = (1.25 * seconds + 2 * wide * jitter * 7.0) % (2 * wide)
             d, side_on, stride = (left + walked, 1.0, 1.0) if walked < wide else (right - (walked - wide), -1.0, 1.0)
         phase = (5.6 + 1.6 * jitter) * seconds + 40.0 * jitter
-        return appearance.figure(phase, stride, float(side_on)), PEDESTRIAN, s, d, None
+        return appearance(phase, stride, float(side_on)), PEDESTRIAN, s, d, None
 
     def _make(self, number: int, slot: int, lap: int) -> tuple[Any, int | None, float]:
         """Mesh or person, class, and a random number 0..1 of the object in a slot of a stream."""
@@ -139,7 +139,7 @@ class Traffic:
         lamps = (dark or weather in ("rain", "fog", "haze")) and kind != "parked"
         jitter = float(rng.random())
         if kind in _PEOPLE:
-            return objects.Person.random(rng), PEDESTRIAN, jitter
+            return objects.person(rng), PEDESTRIAN, jitter
         if kind == "tree":
             return objects.tree(rng), None, jitter
         if kind in ("house", "block"):
