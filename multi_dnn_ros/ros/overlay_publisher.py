@@ -15,8 +15,8 @@ from typing import Any
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
-from multi_dnn_ros.vision.drawing import DrawFailure, draw
-from multi_dnn_ros.vision.jpeg_file import RgbImage
+from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.image_decoding import RgbImage
 from multi_dnn_ros.vision.result_kind import Layer
 from multi_dnn_ros.vision.results import results_by_name
 
@@ -132,5 +132,5 @@ class OverlayPublisher:
                 self._report(f"an overlay of camera {camera} was not published: {type(error).__name__}", error)
             del frame, image, layers  # keep no reference to the frame while waiting
 
-    def _report(self, what: str, problem: DrawFailure | BaseException) -> None:
+    def _report(self, what: str, problem: str | BaseException) -> None:
         self._log.warning(f"{what}: {problem}", throttle_duration_sec=_LOG_PERIOD_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cache
 
 import cv2
 import numpy as np
@@ -29,47 +29,21 @@ PALETTE: tuple[Color, ...] = (
 )
 #: Opacity of masks drawn over the image, 0..1.
 _OPACITY = 0.45
-FONT = cv2.FONT_HERSHEY_SIMPLEX
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-@dataclass(frozen=True)
-class DrawFailure:
-    """A result kind's `draw` raised `error`. dnns: names of the results that it should have drawn, sorted."""
-
-    kind: str
-    dnns: tuple[str, ...]
-    error: Exception | SystemExit
-
-    def __str__(self) -> str:
-        return (
-            f"results of {', '.join(self.dnns)} were not drawn: "
-            f"{extensions.display_name(extensions.RESULT_KINDS, self.kind)}: draw raised "
-            f"{type(self.error).__name__}: {self.error}"
-        )
-
-
-class _FirstFailures:
-    """Logs the first failure of each kind and set of DNNs: a video has thousands of frames."""
-
-    def __init__(self) -> None:
-        self._logged: set[tuple[str, tuple[str, ...]]] = set()
-
-    def __call__(self, failure: DrawFailure) -> None:
-        if (failure.kind, failure.dnns) not in self._logged:
-            self._logged.add((failure.kind, failure.dnns))
-            log.warning("%s", failure)
-
-
-_log_first = _FirstFailures()
+@cache
+def _log_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def draw(
-    image: npt.NDArray[np.uint8], layers: Sequence[Layer], report: Callable[[DrawFailure], object] = _log_first
+    image: npt.NDArray[np.uint8], layers: Sequence[Layer], report: Callable[[str], object] = _log_once
 ) -> npt.NDArray[np.uint8]:
     """A copy of `image`, (H, W, 3) uint8 RGB, with the layers drawn on it and one line of text per DNN.
 
     Layers are drawn in the order of ResultKind.draw_order. If a kind's `draw` raises or calls sys.exit(), the other
-    kinds are drawn, and `report` is called; by default it logs a warning, once for each kind and each set of DNNs.
+    kinds are drawn, and `report` is called; by default it logs each text once: a video has thousands of frames.
     """
     canvas = image.copy()
     scale = max(0.35, min(canvas.shape[:2]) / 900)
@@ -81,7 +55,9 @@ def draw(
         try:
             kind.draw(canvas, own, scale)
         except (Exception, SystemExit) as error:  # whatever a module of another package raises
-            report(DrawFailure(kind.name, tuple(sorted({layer.dnn for layer in own})), error))
+            dnns = ", ".join(sorted({layer.dnn for layer in own}))
+            what = extensions.display_name(extensions.RESULT_KINDS, kind.name)
+            report(f"results of {dnns} were not drawn: {what}: draw raised {type(error).__name__}: {error}")
     _draw_latencies(canvas, sorted(layers, key=lambda layer: layer.dnn), scale)
     return canvas
 
@@ -92,7 +68,7 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
     if not lines:
         return
     font, pad = 0.9 * scale, max(3, round(8 * scale))
-    sizes = [cv2.getTextSize(line, FONT, font, 1) for line in lines]
+    sizes = [cv2.getTextSize(line, _FONT, font, 1) for line in lines]
     pitch = max(height + baseline for (_, height), baseline in sizes) + pad // 2
     width = max(width for (width, _), _ in sizes) + 2 * pad
     top = max(0, canvas.shape[0] - pitch * len(lines) - 2 * pad)
@@ -100,7 +76,7 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
     background[...] = (background * 0.35).astype(np.uint8)
     for number, line in enumerate(lines):
         y = top + pad + pitch * (number + 1) - pad // 2
-        cv2.putText(canvas, line, (pad, y), FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
+        cv2.putText(canvas, line, (pad, y), _FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
 
 
 def blend(
@@ -121,3 +97,18 @@ def blend(
 def line_width(scale: float, stale: bool) -> int:
     """Line width of a result in pixels; 1 for a result of an earlier frame."""
     return 1 if stale else max(1, round(3 * scale))
+
+
+def draw_tag(
+    canvas: npt.NDArray[np.uint8], text: str, box: tuple[int, int, int, int], color: Color, scale: float
+) -> None:
+    """Write the text of a box, x1, y1, x2, y2 in pixels, above it, or inside if there is no room above, on `color`."""
+    font, pad = 0.9 * scale, max(2, round(4 * scale))
+    (width, height), baseline = cv2.getTextSize(text, _FONT, font, 1)
+    width, height = width + 2 * pad, height + baseline + 2 * pad
+    x = max(0, min(box[0], canvas.shape[1] - width))
+    y = box[1] - height if box[1] >= height else max(0, box[1])
+    cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), color, cv2.FILLED)
+    is_dark = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] < 128
+    front = (255, 255, 255) if is_dark else (0, 0, 0)
+    cv2.putText(canvas, text, (x + pad, y + height - baseline - pad), _FONT, font, front, 1, cv2.LINE_AA)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +15,6 @@ from multi_dnn_ros.vision.lens import Lens, Points
 
 #: From a camera's optical frame (x right, y down, z forward) to its body frame (x forward, y left, z up).
 _BODY_FROM_OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
-
-
-class Outcome(IntEnum):
-    """Result of the projection of a pixel. Values other than KEPT say why it is left out."""
-
-    KEPT = 0
-    ABOVE_HORIZON = 1
-    TOO_FAR = 2
-    OUTSIDE_LENS = 3
 
 
 @dataclass(frozen=True)
@@ -85,40 +75,32 @@ class ImageArea:
         found: Points = (pixels + 0.5) * self.scale - 0.5 + self.offset
         return found
 
-    def image(self, calibrated: Points) -> Points:
-        """The inverse of :meth:`calibrated`."""
-        found: Points = (calibrated - self.offset + 0.5) / self.scale - 0.5
-        return found
-
 
 @dataclass(frozen=True)
 class GroundPoints:
-    """Result of a projection.
-
-    points: (N, 3) float64, x, y, z in metres, NaN if left out. outcomes: (N,) uint8, the Outcome of each pixel.
+    """Result of a projection: points (N, 3) float64, x, y, z in metres; NaN for a pixel above the horizon, further away
+    than the range, or outside of what the lens can see.
     """
 
     points: Points
-    outcomes: npt.NDArray[np.uint8]
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
         """(N,) which points are on the ground within the range."""
-        return np.asarray(self.outcomes == Outcome.KEPT)
+        return np.asarray(np.isfinite(self.points).all(axis=1))
 
 
 @dataclass(frozen=True)
 class GroundView:
-    """A camera over a ground plane.
+    """A camera over the ground, the plane z = 0 of the vehicle frame.
 
-    area: the image within the calibrated image. ground_z: height of the plane in the vehicle frame, m. range_m: points
-    at a larger horizontal distance from the camera are left out.
+    area: the image within the calibrated image. range_m: points at a larger horizontal distance from the camera are
+    left out.
     """
 
     lens: Lens
     area: ImageArea
     pose: CameraPose
-    ground_z: float = 0.0
     range_m: float = float("inf")
 
     def project(self, pixels: npt.NDArray[np.floating]) -> GroundPoints:
@@ -126,27 +108,12 @@ class GroundView:
         calibrated = self.area.calibrated(np.asarray(pixels, np.float64).reshape(-1, 2))
         directions = self.lens.directions(calibrated)
         rays = np.column_stack([directions, np.ones(len(directions))]) @ self.pose.rotation.T
-        seen = np.isfinite(rays).all(axis=1)
-        drop = self.ground_z - self.pose.position[2]  # negative: the camera is above the plane
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            stretch = drop / rays[:, 2]
+            stretch = -self.pose.position[2] / rays[:, 2]  # a ray meets the plane ahead if this is positive
             across = rays[:, :2] * stretch[:, None]
             distance = np.hypot(across[:, 0], across[:, 1])
-        below = seen & (stretch > 0.0) & np.isfinite(distance)
-        outcomes = np.full(len(rays), Outcome.KEPT, np.uint8)
-        outcomes[~below] = Outcome.ABOVE_HORIZON
-        outcomes[below & (distance > self.range_m)] = Outcome.TOO_FAR
-        outcomes[~seen] = Outcome.OUTSIDE_LENS
+        kept = (stretch > 0.0) & np.isfinite(distance) & (distance <= self.range_m)
         points = np.full((len(rays), 3), np.nan)
-        kept = outcomes == Outcome.KEPT
         points[kept, :2] = across[kept] + self.pose.position[:2]
-        points[kept, 2] = self.ground_z
-        return GroundPoints(points, outcomes)
-
-    def pixels(self, points: Points) -> Points:
-        """(N, 3) points of the vehicle frame, at any height -> (N, 2) u, v of the image; NaN behind the camera."""
-        optical = (np.asarray(points, np.float64).reshape(-1, 3) - self.pose.position) @ self.pose.rotation
-        ahead = optical[:, 2] > 1e-9
-        directions = np.full((len(optical), 2), np.nan)
-        directions[ahead] = optical[ahead, :2] / optical[ahead, 2:]
-        return self.area.image(self.lens.pixels(directions))
+        points[kept, 2] = 0.0
+        return GroundPoints(points)

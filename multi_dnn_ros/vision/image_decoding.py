@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,29 +17,16 @@ import numpy.typing as npt
 
 from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.vision.image_files import check_image_file, is_16_bit_png
-from multi_dnn_ros.vision.jpeg_file import RgbImage, decode_file, new_image, read_file
 
+#: (H, W, 3) uint8, C-contiguous.
+RgbImage = npt.NDArray[np.uint8]
 #: (height, width), already checked -> memory for the image, (H, W, 3) uint8, C-contiguous.
 AllocateImage = Callable[[int, int], RgbImage]
-_Rows = npt.NDArray[np.uint8]  # (rows, bytes per row without padding); row stride: `step`
 
 
-class ImageMessage(Protocol):
-    """The fields of sensor_msgs/Image that are read."""
-
-    height: int
-    width: int
-    encoding: str
-    is_bigendian: int
-    step: int
-    data: Any
-
-
-class CompressedImageMessage(Protocol):
-    """The fields of sensor_msgs/CompressedImage that are read."""
-
-    format: str
-    data: Any
+def new_image(height: int, width: int) -> RgbImage:
+    """Memory for an image."""
+    return np.empty((height, width, 3), np.uint8)
 
 
 class ImageSettings:
@@ -87,18 +74,24 @@ class ImageSettings:
 class Encoding:
     """How data of one ROS encoding is checked and converted.
 
-    to_rgb: (rows, width, is big-endian, settings, image) writes RGB to the image. planes: rows of data per row of the
-    image. multiple: divides the width and, if `planes` is above 1, the height. min_side: minimum of width and height.
+    channels: interleaved values per pixel. code: OpenCV's conversion to RGB; None: they are RGB. value_bytes: 1, or 2
+    for values of 16 bits. planes: rows of data per row of the image. multiple: divides the width and, if `planes` is
+    above 1, the height. min_side: minimum of width and height.
     """
 
-    pixel_bytes: int
-    to_rgb: Callable[[_Rows, int, bool, ImageSettings, RgbImage], None]
+    channels: int
+    code: int | None = None
+    value_bytes: int = 1
     planes: float = 1.0
     multiple: int = 1
     min_side: int = 1
 
+    @property
+    def pixel_bytes(self) -> int:
+        return self.channels * self.value_bytes
 
-def decode_image(message: ImageMessage, settings: ImageSettings, allocate: AllocateImage = new_image) -> RgbImage:
+
+def decode_image(message: Any, settings: ImageSettings, allocate: AllocateImage = new_image) -> RgbImage:
     """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to memory from `allocate`.
 
     16-bit values are scaled to 8 bits, see :meth:`ImageSettings.to_8_bits`. 8UC1 and 8UC3 are grey and BGR, as in
@@ -111,13 +104,7 @@ def decode_image(message: ImageMessage, settings: ImageSettings, allocate: Alloc
     if encoding is None:
         raise FrameError(f"encoding is {message.encoding[:40]!r}; allowed: {', '.join(ENCODINGS)}")
     settings.check_size(width, height)
-    for name, value in (("width", width), ("height", height)):
-        multiple = encoding.multiple if name == "width" or encoding.planes > 1 else 1
-        if value % multiple or value < encoding.min_side:
-            raise FrameError(
-                f"{name} is {value}; allowed with encoding {message.encoding}: "
-                f"at least {max(encoding.min_side, multiple)}, a multiple of {multiple}"
-            )
+    _check_sides(encoding, message.encoding, width, height)
     row_bytes = width * encoding.pixel_bytes
     if step < row_bytes:
         raise FrameError(
@@ -128,15 +115,17 @@ def decode_image(message: ImageMessage, settings: ImageSettings, allocate: Alloc
         raise FrameError(
             f"data has {len(message.data)} bytes; allowed: exactly {step * rows} (step {step} x {rows} rows)"
         )
-    data = np.frombuffer(message.data, dtype=np.uint8).reshape(rows, step)[:, :row_bytes]
-    image = allocate(height, width)
-    encoding.to_rgb(data, width, bool(message.is_bigendian), settings, image)
-    return image
+    values: npt.NDArray[Any] = np.frombuffer(message.data, np.uint8).reshape(rows, step)[:, :row_bytes]
+    if encoding.value_bytes == 2:
+        # NumPy before 1.23 (Ubuntu 22.04 has 1.21) cannot view padded rows.
+        packed = np.ascontiguousarray(values)
+        values = packed.view(">u2" if message.is_bigendian else "<u2").astype(np.uint16)
+    if encoding.channels > 1:
+        values = values.reshape(rows, width, encoding.channels)
+    return _converted(values, encoding.code, settings, allocate(height, width))
 
 
-def decode_compressed(
-    message: CompressedImageMessage, settings: ImageSettings, allocate: AllocateImage = new_image
-) -> RgbImage:
+def decode_compressed(message: Any, settings: ImageSettings, allocate: AllocateImage = new_image) -> RgbImage:
     """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in memory from `allocate`.
 
     The type of the file is detected from the data, because drivers fill in `format` differently. image_transport
@@ -146,67 +135,52 @@ def decode_compressed(
     `max_pixels` are detected before anything is decoded.
     """
     data = bytes(message.data)
-    header = check_image_file(data, message.format, settings.check_size)
-    file = np.frombuffer(data, np.uint8)
-    if (pattern := _bayer_pattern(message.format)) is not None:
-        values = read_file(file, header.height, header.width, cv2.IMREAD_UNCHANGED)  # ignores orientation tags, too
-        if values.ndim == 2:  # otherwise it was converted before it was compressed
-            for name, side in (("width", header.width), ("height", header.height)):
-                if side < _MIN_BAYER_SIDE:
-                    raise FrameError(f"{name} is {side}; allowed for a Bayer image: at least {_MIN_BAYER_SIDE}")
-            return _converted(values, pattern, settings, allocate(header.height, header.width))
-    if not is_16_bit_png(data):
-        return decode_file(file, header.height, header.width, allocate)
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
-    values = read_file(file, header.height, header.width, flags)
-    return _converted(values, cv2.COLOR_BGR2RGB, settings, allocate(header.height, header.width))
+    width, height = check_image_file(data, message.format, settings.check_size)
+    flags, name = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION, _bayer_encoding(message.format)
+    if name is not None:
+        flags = cv2.IMREAD_UNCHANGED  # ignores orientation tags, too
+    elif is_16_bit_png(data):
+        flags |= cv2.IMREAD_ANYDEPTH
+    try:
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise FrameError(f"data cannot be decoded: {error.err or error}") from None
+    if decoded is None or decoded.shape[:2] != (height, width):
+        found = "nothing" if decoded is None else decoded.shape
+        raise FrameError(f"data cannot be decoded: the header says {width} x {height}, the decoder gives {found}")
+    if name is not None and decoded.ndim == 2:  # otherwise it was converted before it was compressed
+        _check_sides(ENCODINGS[name], name, width, height)
+        return _converted(decoded, ENCODINGS[name].code, settings, allocate(height, width))
+    return _converted(np.asarray(decoded), cv2.COLOR_BGR2RGB, settings, allocate(height, width))
 
 
-def _converted(values: npt.NDArray[Any], code: int, settings: ImageSettings, into: RgbImage) -> RgbImage:
-    """8-bit or 16-bit values, converted with OpenCV into `into`."""
-    if values.dtype == np.uint8:
-        _convert(values, code, into)
+def _converted(values: npt.NDArray[Any], code: int | None, settings: ImageSettings, into: RgbImage) -> RgbImage:
+    """8-bit or 16-bit values, converted with OpenCV into `into`. code: None: they are RGB."""
+    if values.dtype != np.uint8:
+        settings.to_8_bits(values if code is None else cv2.cvtColor(values, code), into)
+    elif code is None:
+        np.copyto(into, values)
     else:
-        settings.to_8_bits(cv2.cvtColor(values, code), into)
+        converted = cv2.cvtColor(values, code, dst=into)  # written to `into`, as it has the shape of the result
+        assert np.may_share_memory(converted, into)
     return into
 
 
-def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
-    """Convert with OpenCV into `into`: OpenCV writes to `dst` if it has the shape and type of the result."""
-    converted = cv2.cvtColor(image, code, dst=into)
-    assert np.may_share_memory(converted, into)
+def _check_sides(encoding: Encoding, name: str, width: int, height: int) -> None:
+    """Raise FrameError for an image that the encoding does not allow."""
+    for side, value in (("width", width), ("height", height)):
+        multiple = encoding.multiple if side == "width" or encoding.planes > 1 else 1
+        if value % multiple or value < encoding.min_side:
+            least = max(encoding.min_side, multiple)
+            raise FrameError(
+                f"{side} is {value}; allowed with encoding {name}: at least {least}, a multiple of {multiple}"
+            )
 
 
-def _bayer_pattern(file_format: str) -> int | None:
-    """OpenCV's conversion of a Bayer image that image_transport has compressed: `bayer_rggb8; jpeg compressed `."""
-    encoding, separator, _ = file_format.partition(";")
-    name = encoding.strip().removesuffix("16").removesuffix("8")
-    return _BAYER.get(name.removeprefix("bayer_")) if separator and name.startswith("bayer_") else None
-
-
-def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, ImageSettings, RgbImage], None]:
-    """Conversion of 8-bit interleaved channels. code: OpenCV's conversion; None: the channels are RGB."""
-
-    def to_rgb(rows: _Rows, width: int, big_endian: bool, settings: ImageSettings, into: RgbImage) -> None:
-        image = rows.reshape(len(rows), width, count) if count > 1 else rows
-        if code is None:
-            np.copyto(into, image)
-        else:
-            _convert(image, code, into)
-
-    return to_rgb
-
-
-def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, ImageSettings, RgbImage], None]:
-    """As :func:`_channels`, for 16-bit values, which are scaled to 8 bits after the conversion."""
-
-    def to_rgb(rows: _Rows, width: int, big_endian: bool, settings: ImageSettings, into: RgbImage) -> None:
-        packed = np.ascontiguousarray(rows)  # numpy before 1.23 (Ubuntu 22.04 has 1.21) cannot view padded rows
-        values = packed.view(">u2" if big_endian else "<u2").astype(np.uint16)
-        image = values.reshape(len(rows), width, count) if count > 1 else values
-        settings.to_8_bits(image if code is None else cv2.cvtColor(image, code), into)
-
-    return to_rgb
+def _bayer_encoding(file_format: str) -> str | None:
+    """The encoding of a Bayer image that image_transport has compressed: `bayer_rggb8; jpeg compressed `."""
+    name, separator, _ = file_format.partition(";")
+    return name.strip() if separator and name.startswith("bayer_") and name.strip() in ENCODINGS else None
 
 
 #: OpenCV names a Bayer pattern by the second and third pixel of the second row, ROS by the first two pixels of the
@@ -221,30 +195,27 @@ _BAYER = {
 #: OpenCV's demosaicing does not write smaller images.
 _MIN_BAYER_SIDE = 3
 
-_UYVY = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_UYVY), multiple=2)
-_YUYV = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_YUY2), multiple=2)
+_UYVY = Encoding(2, cv2.COLOR_YUV2RGB_UYVY, multiple=2)
+_YUYV = Encoding(2, cv2.COLOR_YUV2RGB_YUY2, multiple=2)
 
 #: By value of sensor_msgs/Image.encoding. README.md lists them; a test compares both.
 ENCODINGS = {
-    "rgb8": Encoding(3, _channels(3)),
-    "bgr8": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
-    "rgba8": Encoding(4, _channels(4, cv2.COLOR_RGBA2RGB)),
-    "bgra8": Encoding(4, _channels(4, cv2.COLOR_BGRA2RGB)),
-    "mono8": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
-    "8UC1": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
-    "8UC3": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
-    "mono16": Encoding(2, _channels16(1, cv2.COLOR_GRAY2RGB)),
-    "rgb16": Encoding(6, _channels16(3)),
-    "bgr16": Encoding(6, _channels16(3, cv2.COLOR_BGR2RGB)),
+    "rgb8": Encoding(3),
+    "bgr8": Encoding(3, cv2.COLOR_BGR2RGB),
+    "rgba8": Encoding(4, cv2.COLOR_RGBA2RGB),
+    "bgra8": Encoding(4, cv2.COLOR_BGRA2RGB),
+    "mono8": Encoding(1, cv2.COLOR_GRAY2RGB),
+    "8UC1": Encoding(1, cv2.COLOR_GRAY2RGB),
+    "8UC3": Encoding(3, cv2.COLOR_BGR2RGB),
+    "mono16": Encoding(1, cv2.COLOR_GRAY2RGB, 2),
+    "rgb16": Encoding(3, None, 2),
+    "bgr16": Encoding(3, cv2.COLOR_BGR2RGB, 2),
     "yuv422": _UYVY,
     "uyvy": _UYVY,
     "yuv422_yuy2": _YUYV,
     "yuyv": _YUYV,
-    "nv12": Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV12), planes=1.5, multiple=2),
-    "nv21": Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV21), planes=1.5, multiple=2),
-    **{f"bayer_{order}8": Encoding(1, _channels(1, code), min_side=_MIN_BAYER_SIDE) for order, code in _BAYER.items()},
-    **{
-        f"bayer_{order}16": Encoding(2, _channels16(1, code), min_side=_MIN_BAYER_SIDE)
-        for order, code in _BAYER.items()
-    },
+    "nv12": Encoding(1, cv2.COLOR_YUV2RGB_NV12, planes=1.5, multiple=2),
+    "nv21": Encoding(1, cv2.COLOR_YUV2RGB_NV21, planes=1.5, multiple=2),
+    **{f"bayer_{order}8": Encoding(1, code, min_side=_MIN_BAYER_SIDE) for order, code in _BAYER.items()},
+    **{f"bayer_{order}16": Encoding(1, code, 2, min_side=_MIN_BAYER_SIDE) for order, code in _BAYER.items()},
 }

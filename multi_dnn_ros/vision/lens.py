@@ -37,12 +37,11 @@ class Lens:
 
     Optical frame (REP 103): x right, y down, z along the optical axis. Pixel centres have whole coordinates.
 
-    matrix: (3, 3) float64, K. coefficients: D, empty without distortion. model: a name of MODELS; has no effect
-    if `coefficients` is empty.
+    matrix: (3, 3) float64, K. coefficients: D; zeros without distortion. model: a name of MODELS.
     """
 
     matrix: Points
-    coefficients: tuple[float, ...] = ()
+    coefficients: tuple[float, ...] = (0.0,) * 4
     model: str = "plumb_bob"
 
     def directions(self, pixels: Points) -> Points:
@@ -53,12 +52,12 @@ class Lens:
         """
         if not len(pixels):
             return np.empty((0, 2))
-        source = np.ascontiguousarray(pixels, np.float64).reshape(-1, 1, 2)
+        source, distortion = np.ascontiguousarray(pixels, np.float64).reshape(-1, 1, 2), np.array(self.coefficients)
         found: Any
-        if self.coefficients and self.model == "equidistant":
-            found = cv2.fisheye.undistortPoints(source, self.matrix, self._distortion)
+        if self.model == "equidistant":
+            found = cv2.fisheye.undistortPoints(source, self.matrix, distortion)
         else:
-            found = cv2.undistortPointsIter(source, self.matrix, self._distortion, np.eye(3), np.eye(3), _CRITERIA)
+            found = cv2.undistortPointsIter(source, self.matrix, distortion, np.eye(3), np.eye(3), _CRITERIA)
         directions: Points = np.asarray(found, np.float64).reshape(-1, 2)
         missed = ~(np.abs(self.pixels(directions) - pixels) <= _MAX_MISS).all(axis=1)  # ~(<=): also for NaN
         directions[missed] = np.nan
@@ -71,18 +70,10 @@ class Lens:
         if not finite.any():
             return pixels
         points = np.column_stack([directions[finite], np.ones(int(finite.sum()))]).reshape(-1, 1, 3)
-        no_motion = np.zeros(3)
-        projected: Any
-        if self.coefficients and self.model == "equidistant":
-            projected = cv2.fisheye.projectPoints(points, no_motion, no_motion, self.matrix, self._distortion)[0]
-        else:
-            projected = cv2.projectPoints(points, no_motion, no_motion, self.matrix, self._distortion)[0]
+        project: Any = cv2.fisheye.projectPoints if self.model == "equidistant" else cv2.projectPoints
+        projected = project(points, np.zeros(3), np.zeros(3), self.matrix, np.array(self.coefficients))[0]
         pixels[finite] = np.asarray(projected).reshape(-1, 2)
         return pixels
-
-    @property
-    def _distortion(self) -> Points:
-        return np.array(self.coefficients or (0.0,) * 4)
 
 
 def checked_lens(matrix: Sequence[float], coefficients: Sequence[float], model: str) -> Lens:

@@ -47,10 +47,7 @@ class AtomicWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+        (self.close if kind is None else self.discard)()
 
 
 class OverlayFiles(AtomicWriter):

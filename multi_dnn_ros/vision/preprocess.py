@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 ResizeMode = Literal["stretch", "letterbox"]
 
@@ -38,6 +37,24 @@ class Geometry:
         return (boxes - offset) / scale
 
 
+@cache
+def shrink_filter(factor: float) -> npt.NDArray[np.float32]:
+    """The low-pass filter along one axis before a bilinear resize that makes it `factor` times shorter; [1]: none.
+
+    Both together are the triangle of half-width `factor` by which Pillow and PyTorch resize (antialias=True): exactly
+    for whole factors, otherwise with its variance, which is (factor^2 - 1) / 6 for the filter plus 1/6 for the resize.
+    OpenCV takes a quarter of Pillow's time for it.
+    """
+    whole = max(1, math.floor(factor))
+    share = max(0.0, factor * factor - whole * whole) / (2 * whole + 1)  # of the triangle for the next whole factor
+    weights = (1.0 - share) / whole * np.bartlett(2 * whole + 1) + share / (whole + 1) * np.bartlett(2 * whole + 3)[
+        1:-1
+    ]
+    weights = np.trim_zeros(np.rint(weights * 256.0) / 256.0)  # as OpenCV may do for 8-bit images
+    weights[len(weights) // 2] += 1.0 - weights.sum()
+    return weights.astype(np.float32)
+
+
 class Preprocess:
     """(H, W, 3) uint8 RGB image -> (1, 3, height, width) float32, the network's input.
 
@@ -48,7 +65,8 @@ class Preprocess:
     otherwise in the upper left corner. pad: grey level 0..1 of the padding before normalization; None: the mean, so
     that the normalized padding is 0.
 
-    The resize is bilinear and rounds to whole grey levels.
+    The resize is bilinear and rounds to whole grey levels. On real images the low-pass filter differs from Pillow's by
+    less than a grey level on average.
     """
 
     def __init__(
@@ -116,9 +134,10 @@ class Preprocess:
         size = (geometry.width, geometry.height)
         if size == (image.shape[1], image.shape[0]):
             return image
-        shrinks = size[0] < image.shape[1] or size[1] < image.shape[0]
-        if self.antialias and shrinks:  # OpenCV has no bilinear resize with this filter
-            return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+        if self.antialias:
+            across, down = (shrink_filter(whole / part) for whole, part in zip(image.shape[1::-1], size, strict=True))
+            if len(across) > 1 or len(down) > 1:
+                image = np.asarray(cv2.sepFilter2D(image, -1, across, down), np.uint8)
         return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), np.uint8)
 
     def check_image(self, shape: Sequence[int], dtype: str) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.vision.ground import GroundPoints
 from multi_dnn_ros.vision.view import Window
 
 Image = npt.NDArray[np.uint8]
@@ -30,35 +29,24 @@ class Topic:
 
     name: str
     msgtype: str
-    to_message: Callable[[Any, Any], Any] | str
+    to_message: Callable[..., Any] | str
     picture: bool = False
 
     @cached_property
-    def message(self) -> Callable[[Any, Any], Any]:
+    def message(self) -> Callable[..., Any]:
         """`to_message`, imported if it is "module:function". Raises what the import raises."""
-        function: Callable[[Any, Any], Any] = extensions.loaded(self.to_message)
+        function: Callable[..., Any] = extensions.loaded(self.to_message)
         return function
 
 
 @dataclass(frozen=True)
-class GroundTopic:
-    """A topic of a result kind with results on the ground, in metres: ``~/<camera>/<dnn>/<name>``.
+class GroundTopic(Topic):
+    """A topic of a result kind with results on the ground, in metres.
 
     to_message: (result, header, project) -> message. header: std_msgs/Header with the stamp of the image and the frame
-    of the vehicle. project: pixels (N, 2) of the image -> points on the ground; called at most once. Messages are
-    created only for topics with subscribers, and only while the camera's calibration and pose are known. Other fields
-    are those of :class:`Topic`.
+    of the vehicle. project: pixels (N, 2) of the image -> points on the ground (GroundPoints); called at most once.
+    Messages are created only while the camera's calibration and pose are known, too.
     """
-
-    name: str
-    msgtype: str
-    to_message: Callable[[Any, Any, Callable[[Any], GroundPoints]], Any] | str
-
-    @cached_property
-    def message(self) -> Callable[[Any, Any, Callable[[Any], GroundPoints]], Any]:
-        """As :attr:`Topic.message`."""
-        function: Callable[[Any, Any, Callable[[Any], GroundPoints]], Any] = extensions.loaded(self.to_message)
-        return function
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -78,31 +79,6 @@ class Lanes:
         """
         return self.numbers if self.size is None else enlarged(self.numbers, self.size, self.window, 0)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arrays of all lines together: each pickled array takes as long as a whole line otherwise."""
-        lanes = self.lanes
-        if not lanes:
-            return Lanes, (self.numbers, (), self.size, self.window)
-        points, curves = np.concatenate([lane.points for lane in lanes]), np.array([lane.curve for lane in lanes])
-        each = [(lane.number, len(lane.points), lane.score) for lane in lanes]
-        return _lanes_of, (self.numbers, each, points, curves, self.size, self.window)
-
-
-def _lanes_of(
-    numbers: npt.NDArray[np.uint8],
-    each: Sequence[tuple[int, int, float]],
-    points: npt.NDArray[np.float32],
-    curves: npt.NDArray[np.float64],
-    size: tuple[int, int] | None,
-    window: Window | None,
-) -> Lanes:
-    """The Lanes that were pickled. each: number of the line, number of its points, and score. points: of all lines."""
-    lanes, begin = [], 0
-    for (number, count, score), curve in zip(each, curves, strict=True):
-        lanes.append(Lane(number, points[begin : begin + count], curve, score))
-        begin += count
-    return Lanes(numbers, tuple(lanes), size, window)
-
 
 def enlarged(
     values: npt.NDArray[np.uint8], size: tuple[int, int], window: Window | None, outside: int
@@ -113,8 +89,6 @@ def enlarged(
     """
     height, width = size if window is None else window.size
     if values.shape != (height, width):
-        import cv2  # here, so that an engine process without masks starts sooner
-
         values = np.asarray(cv2.resize(values, (width, height), interpolation=cv2.INTER_NEAREST), np.uint8)
     if window is None or window.size == size:
         return values

@@ -1,7 +1,7 @@
 """The built-in networks still find on generated roads what `expected_results.json` lists.
 
 Boxes agree within 0.5 px, lane lines within 1 px, because a faster decoder must not find anything else. The file was
-written when the generated road changed, by decoders that agreed with those of version 0.1.0 on the former one.
+written when the resize of images changed, by decoders that agreed with those of version 0.1.0 on the former one.
 """
 
 from __future__ import annotations

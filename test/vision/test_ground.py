@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.vision.ground import CameraPose, GroundView, ImageArea, Outcome
+from multi_dnn_ros.vision.ground import CameraPose, GroundView, ImageArea
 from multi_dnn_ros.vision.lens import CalibrationError, Lens, checked_lens
 
 K = (500.0, 0.0, 319.5, 0.0, 505.0, 239.5, 0.0, 0.0, 1.0)
@@ -40,8 +40,14 @@ def views(draw: Any, lens: str) -> GroundView:
             (draw(small(3.0)), draw(small(2.0)), draw(st.floats(0.3, 5.0))),
             draw(small(0.3)), draw(small(0.4)), draw(small(3.0)),
         ),
-        draw(st.floats(-0.9, 0.2)),
     )  # fmt: skip
+
+
+def pixels_of(view: GroundView, points: np.ndarray) -> np.ndarray:
+    """(N, 3) points of the vehicle frame -> (N, 2) u, v of the image."""
+    optical = (points - view.pose.position) @ view.pose.rotation
+    calibrated = view.lens.pixels(optical[:, :2] / optical[:, 2:])
+    return (calibrated - view.area.offset + 0.5) / view.area.scale - 0.5
 
 
 #: Directions inside the field of view of an ordinary lens, below the horizon of a level camera.
@@ -55,8 +61,8 @@ def test_a_point_of_the_ground_is_found_again(lens: str, data: Any) -> None:
     optical = np.array([(x, y, 1.0) for x, y in data.draw(DIRECTIONS)])
     rays = optical @ view.pose.rotation.T
     rays = rays[rays[:, 2] < -0.01]
-    truth = view.pose.position + rays * ((view.ground_z - view.pose.position[2]) / rays[:, 2:])
-    found = view.project(view.pixels(truth))
+    truth = view.pose.position - rays * (view.pose.position[2] / rays[:, 2:])
+    found = view.project(pixels_of(view, truth))
     assert found.kept.all()
     distance = np.hypot(*(truth - view.pose.position)[:, :2].T)
     assert (np.abs(found.points - truth).max(axis=1, initial=0.0) <= 1e-6 * np.maximum(distance, 1.0)).all()
@@ -68,7 +74,7 @@ def test_a_pixel_on_the_ground_is_projected_back_onto_itself(lens: str, data: An
     view = data.draw(views(lens))
     pixels = np.array(data.draw(st.lists(st.tuples(st.floats(-50, 700), st.floats(-50, 500)), min_size=1, max_size=20)))
     found = view.project(pixels)
-    missed = np.abs(view.pixels(found.points[found.kept]) - pixels[found.kept]) * view.area.scale
+    missed = np.abs(pixels_of(view, found.points[found.kept]) - pixels[found.kept]) * view.area.scale
     assert missed.max(initial=0.0) < 1.1e-6  # calibrated pixels
     assert np.isnan(found.points[~found.kept]).all()
 
@@ -117,21 +123,14 @@ def test_an_invalid_transform_is_refused(quaternion: tuple[float, ...]) -> None:
         CameraPose.of_transform((0, 0, 1), quaternion)
 
 
-def test_points_that_are_left_out_have_a_reason() -> None:
-    rows = np.array([[319.5, 100.0], [319.5, 239.5], [319.5, 241.0], [319.5, 300.0]])
-    found = view_of(range_m=60.0).project(rows)
-    assert found.outcomes.tolist() == [Outcome.ABOVE_HORIZON, Outcome.ABOVE_HORIZON, Outcome.TOO_FAR, Outcome.KEPT]
-    assert view_of(range_m=60.0).project(np.empty((0, 2))).points.shape == (0, 3)
+def test_points_that_are_left_out() -> None:
+    rows = np.array([[319.5, 100.0], [319.5, 239.5], [319.5, 241.0], [319.5, 300.0], [math.nan, 300.0]])
+    assert view_of(range_m=60.0).project(rows).kept.tolist() == [False, False, False, True, False]
+    assert view_of().project(rows).kept.tolist() == [False, False, True, True, False]
+    assert view_of().project(np.empty((0, 2))).points.shape == (0, 3)
     # This polynomial has a maximum: no direction projects beyond it.
     barrel = GroundView(checked_lens(K, (-0.4, 0.0, 0.0, 0.0), "plumb_bob"), ImageArea(), view_of().pose)
-    assert barrel.project(np.array([[2000.0, 2000.0], [319.5, 300.0]])).outcomes.tolist() == [
-        Outcome.OUTSIDE_LENS,
-        Outcome.KEPT,
-    ]
-
-
-def test_a_pixel_that_is_nan_is_left_out() -> None:
-    assert view_of().project(np.array([[math.nan, 300.0]])).outcomes.tolist() == [Outcome.OUTSIDE_LENS]
+    assert barrel.project(np.array([[2000.0, 2000.0], [319.5, 300.0]])).kept.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -153,5 +152,7 @@ def test_a_calibration_that_cannot_be_used(
 
 
 def test_zeros_are_no_distortion_of_any_model() -> None:
-    assert checked_lens(K, (0.0,) * 5, "whatever").coefficients == ()
-    assert checked_lens(K, (), "").matrix.tolist() == Lens(np.array(K).reshape(3, 3)).matrix.tolist()
+    pixels = np.array([[100.0, 200.0], [600.0, 30.0]])
+    for coefficients, model in (((0.0,) * 5, "whatever"), ((), ""), ((0.0,) * 4, "equidistant")):
+        found = checked_lens(K, coefficients, model).directions(pixels)
+        np.testing.assert_allclose(found, Lens(np.array(K).reshape(3, 3)).directions(pixels))

@@ -364,14 +364,6 @@ def test_size_is_checked_before_anything_is_decoded():
         decode_compressed(SimpleNamespace(format="png", data=array.array("B", png)), SETTINGS)
 
 
-def test_a_jpeg_of_a_thousand_scans_is_rejected():
-    jpeg = bytes(compressed(".jpg", picture()).data)
-    scan = jpeg.index(b"\xff\xda")
-    many = jpeg[:-2] + jpeg[scan : scan + 20] * 1000 + jpeg[-2:]
-    with pytest.raises(FrameError, match="1001 scans"):
-        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), SETTINGS)
-
-
 def test_jpeg_files_without_huffman_tables():
     """Frames of Motion JPEG, as some USB cameras send them."""
     whole = bytes(compressed(".jpg", picture()).data)

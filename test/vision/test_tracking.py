@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.vision.byte_track import MAX_BOXES, ByteTracker, TrackerSettings
+from multi_dnn_ros.vision.byte_track import ByteTracker, TrackerSettings
 from multi_dnn_ros.vision.results import Detections
 
 MS = 1_000_000
@@ -124,25 +124,6 @@ def test_invalid_boxes_are_refused_and_change_nothing(row: tuple[float, ...]) ->
     with pytest.raises(ValueError, match=r"NaN or infinite|x2 < x1"):
         one.update(found(car(0), row), 33 * MS)
     assert ids(one.update(found(car(0)), 66 * MS)) == [1]
-
-
-def test_arrays_of_different_lengths_are_refused() -> None:
-    boxes = found(car(0), car(100))
-    with pytest.raises(ValueError, match=r"scores \(1,\)"):
-        tracker().update(Detections(boxes.boxes, boxes.scores[:1], boxes.class_ids, ()), 0)
-
-
-def test_the_number_of_tracks_is_bounded() -> None:
-    one, rng = tracker(max_lost_s=60.0), np.random.default_rng(0)
-    for n in range(4):
-        corner = rng.uniform(0, 1e5, (MAX_BOXES + 200, 2)) + 1e6 * n
-        boxes = np.concatenate([corner, corner + 10], axis=1).astype(np.float32)
-        many = Detections(boxes, np.full(len(boxes), 0.9, np.float32), np.zeros(len(boxes), np.int64), ("car",))
-        for _ in range(2):
-            kept = one.update(many, n * S)
-        assert len(kept) == len(many)
-        assert (kept.ids > 0).sum() <= MAX_BOXES
-        assert len(one._tracks) <= 2 * MAX_BOXES
 
 
 @settings(max_examples=60, deadline=None)
