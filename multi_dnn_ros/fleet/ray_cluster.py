@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError, UsageError, summarize_error
@@ -29,35 +29,26 @@ def connected(address: str, local_cores: int | None = None) -> Iterator[Any]:
         import ray
 
     _check_address(address)
+    local, before = address == LOCAL, dict(os.environ)
+    if local:
+        # Its dashboard would look for the metadata services of clouds, even without dashboard and usage reports (Ray
+        # 2.60, UsageStatsHead.run). It uses the library requests, so a proxy that does not exist stops it; Ray's own
+        # connections use no proxy.
+        os.environ.update(http_proxy="http://127.0.0.1:9", no_proxy="")
     try:
-        with _no_cloud_requests() if address == LOCAL else nullcontext():
-            ray.init(
-                address=address, log_to_driver=False, logging_level=logging.ERROR,
-                include_dashboard=False if address == LOCAL else None,
-                num_cpus=local_cores if address == LOCAL else None,
-            )  # fmt: skip
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR,
+            include_dashboard=False if local else None, num_cpus=local_cores if local else None,
+        )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise CommandError(f"the Ray cluster {address} cannot be reached: {summarize_error(error)}") from error
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     try:
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _no_cloud_requests() -> Iterator[None]:
-    """A Ray cluster that is started inside the block does not look for the metadata services of clouds.
-
-    Its dashboard does so even without dashboard and usage reports (Ray 2.60, UsageStatsHead.run, which has no switch).
-    It uses the library requests, so a proxy that does not exist stops it; Ray's own connections use no proxy.
-    """
-    before = dict(os.environ)
-    os.environ.update(http_proxy="http://127.0.0.1:9", no_proxy="")
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def alive_hosts(ray: Any) -> list[dict[str, float]]:

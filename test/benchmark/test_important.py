@@ -15,7 +15,7 @@ def test_an_important_dnn_is_measured_alone_and_beside_a_background(
 ) -> None:
     output = tmp_path / "important.json"
     command = ["benchmark", "paper", "--important", "resnet18", "--set", "small", "--device", "cpu", "--jobs", "3"]
-    assert main([*command, "--seconds", "0.5", "--repeats", "1", "--output", str(output)]) == 0
+    assert main([*command, "--seconds", "0.2", "--repeats", "1", "--output", str(output)]) == 0
     (found,) = json.loads(output.read_text())["networks"]
     assert list(found["summary"]) == ["alone", "fifo", "priority", "edf", "bare loop"]
     for name, figures in found["summary"].items():

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
 
 from multi_dnn_ros.benchmark.paper.dnns import Work, check_partition, make_loop, make_network
 from multi_dnn_ros.benchmark.paper.loops import Tally, Window
@@ -150,14 +149,13 @@ def test_every_layout_can_be_prepared(name: str) -> None:
 def test_what_a_process_raises_and_its_end_are_reported() -> None:
     networks = (replace(TINY, builder="no_such"), TINY)
     works = [Work(CONDITIONS["ours"], (network,), "cpu", jobs=3) for network in networks]
-    before = set(psutil.Process().children())
     with ExitStack() as stack:
         with pytest.raises(CommandError, match=r"condition ours: .*no_such"):
             prepare("ours", works[:1], stack)
-        others = set(psutil.Process().children())
+        others = set(multiprocessing.active_children())
         run = prepare("ours", works[1:], stack)
-        (process,) = set(psutil.Process().children()) - others
+        (process,) = set(multiprocessing.active_children()) - others
         process.kill()
         with pytest.raises(CommandError, match="condition ours has ended by itself"):
             run(0.1)
-    until(lambda: not set(psutil.Process().children()) - before, "the end of the processes")
+    assert not multiprocessing.active_children()
