@@ -8,7 +8,7 @@ from multi_dnn_ros.cli.run import run_node
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.serving.process_settings import check_process
-from multi_dnn_ros.settings.params_file import ParameterError
+from multi_dnn_ros.settings.forms import ParameterError
 
 
 def main(args: list[str] | None = None) -> int:

@@ -25,7 +25,7 @@ from multi_dnn_ros.benchmark.rig import NODE, CameraPlan, ProcessEnded, Rig, mov
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.demo.report import counts_text
-from multi_dnn_ros.settings.params_file import shown
+from multi_dnn_ros.settings.forms import shown
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: A round has about a dozen changes, each of which the node must accept in time.

@@ -13,7 +13,7 @@ from multi_dnn_ros.ros.diagnostics import OK, WARN, Status
 from multi_dnn_ros.ros.served_dnns import ServedDnns
 from multi_dnn_ros.serving.descriptions import DnnDescription
 from multi_dnn_ros.serving.groups import Swap
-from multi_dnn_ros.settings.params_file import shown
+from multi_dnn_ros.settings.forms import shown
 
 
 class ModelSwaps:

@@ -18,7 +18,7 @@ from multi_dnn_ros.settings.flat_parameters import (
     read_parameters,
     unknown_parameters,
 )
-from multi_dnn_ros.settings.params_file import ParameterError, shown
+from multi_dnn_ros.settings.forms import ParameterError, shown
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.serving.ledger import SWITCHED_OFF_MESSAGE, DnnSettings, Ledger
 from multi_dnn_ros.serving.statistics import DnnCameraStatistics
 from multi_dnn_ros.settings.flat_parameters import assign
-from multi_dnn_ros.settings.params_file import ParameterError
+from multi_dnn_ros.settings.forms import ParameterError
 from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S, NodeConfig
 from multi_dnn_ros.vision.byte_track import LOW_SCORE, ByteTracker, TrackerSettings
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind

@@ -16,8 +16,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from multi_dnn_ros.settings.dnn_schema import DnnConfig, Name, OutputConfig
-from multi_dnn_ros.settings.forms import PRESETS, path_problem
-from multi_dnn_ros.settings.params_file import ParameterError, shown
+from multi_dnn_ros.settings.forms import PRESETS, ParameterError, path_problem, shown
 from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
 
 #: Names of a node without parameters.

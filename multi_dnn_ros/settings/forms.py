@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,23 @@ TRAINING_PRECISIONS = ("fp32", "bf16")
 #: What is allowed for the size of an image, in words.
 SIZE_FORM = "a size such as 640x480 (1 to 16384 pixels each)"
 _LARGEST = 16384
+
+
+class ParameterError(ValueError):
+    """Invalid parameters, or a parameter file without parameters for a node.
+
+    problems: one line for each, with the name of the file or parameter, the value and what is allowed.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def shown(value: object) -> str:
+    """A value for a message: as in YAML, at most 120 characters."""
+    text = {"True": "true", "False": "false", "None": "not set"}.get(repr(value), repr(value))
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from multi_dnn_ros.settings.forms import ParameterError
+
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -22,23 +24,6 @@ log = logging.getLogger(__name__)
 PARAMETERS = "ros__parameters"
 #: PyYAML does not convert the errors of int(), float() and datetime() for invalid numbers and dates.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-
-
-class ParameterError(ValueError):
-    """Invalid parameters, or a parameter file without parameters for a node.
-
-    problems: one line for each, with the name of the file or parameter, the value and what is allowed.
-    """
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-
-
-def shown(value: object) -> str:
-    """A value for a message: as in YAML, at most 120 characters."""
-    text = {"True": "true", "False": "false", "None": "not set"}.get(repr(value), repr(value))
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 class StrictLoader(yaml.SafeLoader):

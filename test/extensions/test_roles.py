@@ -6,8 +6,7 @@ import pytest
 
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.settings.forms import PRESETS
-from multi_dnn_ros.settings.params_file import ParameterError
+from multi_dnn_ros.settings.forms import PRESETS, ParameterError
 
 
 @pytest.mark.parametrize("role", PRESETS)

@@ -23,7 +23,8 @@ from multi_dnn_ros.common.errors import FrameError
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.flat_parameters import parameter_fields, to_config
-from multi_dnn_ros.settings.params_file import ParameterError, read_params_file
+from multi_dnn_ros.settings.forms import ParameterError
+from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.image_decoding import ENCODINGS, ImageSettings, decode_compressed, decode_image
 

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.settings.flat_parameters import fields_of, parameter_fields, to_config
+from multi_dnn_ros.settings.forms import ParameterError
 from multi_dnn_ros.settings.parameter_table import PAGE, in_document
-from multi_dnn_ros.settings.params_file import ParameterError, applies_to, read_params_file, require_parameters
+from multi_dnn_ros.settings.params_file import applies_to, read_params_file, require_parameters
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
