@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,17 +19,9 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.serving.shared_memory import Slot
-from multi_dnn_ros.serving.statistics import DnnCameraStatistics
+from multi_dnn_ros.serving.statistics import DnnCameraStatistics, OpenFrame, Stream
 
-#: How much earlier than due an image is accepted, as a share of the period of max_rate_hz. Without this tolerance,
-#: jitter of a camera that is as fast as the limit would make every second image come too early.
-_RATE_TOLERANCE = 0.25
 SWITCHED_OFF_MESSAGE = "switched off (parameter enable)"
-#: Number of service times from which the shortest is taken as the expected one, and the share of it that is expected: a
-#: DNN that becomes idle before its next image is decoded has to wait.
-_SERVICES, _SERVICE_SHARE = 16, 0.875
-#: Maximum number of results in the window of percentiles and rates.
-_SAMPLES = 4096
 #: Of frames; unique in this process, because a late answer to one ledger must not be one to the next.
 _NUMBERS = itertools.count(1)
 
@@ -48,48 +39,6 @@ class DnnSettings:
     deadline_ns: int | None = None
     enabled: bool = True
     max_rate_hz: float = 0.0
-
-
-@dataclass
-class _OpenFrame:
-    """A frame that was handed to the engines. unanswered: DNNs without an answer. readers: by DNN, the engine that may
-    still read or write the buffer. holds: unanswered DNNs, running callbacks and readers; without any, the buffer is
-    released.
-    """
-
-    frame: Frame
-    buffer: Slot
-    unanswered: set[str]
-    readers: dict[str, object]
-    holds: int
-
-
-class _Stream:
-    """One DNN on one camera. open: when each of its frames without an answer was handed over, by number, oldest first.
-    results: those that wait for earlier frames. delivering: a callback for one of its results is running.
-    """
-
-    def __init__(self) -> None:
-        self.counts = DnnCameraStatistics()
-        self.samples: deque[tuple[int, Timing]] = deque(maxlen=_SAMPLES)
-        self.due_ns: int | None = None  # of the next image, under max_rate_hz
-        self.open: dict[int, int] = {}
-        self.results: dict[int, tuple[_OpenFrame, Result, object]] = {}
-        self.delivering = False
-        self.finished_ns = 0
-        self.services_ns: deque[int] = deque(maxlen=_SERVICES)
-
-    def is_due(self, now_ns: int, rate_hz: float) -> bool:
-        """Whether an image at this time is accepted. The time at which the next one is due advances by whole periods,
-        so that neither the tolerance nor the phase of the images changes the mean rate.
-        """
-        period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
-        if self.due_ns is not None and now_ns < self.due_ns - round(_RATE_TOLERANCE * period_ns):
-            return False
-        if self.due_ns is None or now_ns - self.due_ns >= period_ns:
-            self.due_ns = now_ns
-        self.due_ns += period_ns
-        return True
 
 
 class Ledger:
@@ -114,10 +63,10 @@ class Ledger:
         self._on_answered = on_answered
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self._settled = threading.Condition(self._lock)
-        self._frames: dict[int, _OpenFrame] = {}
+        self._frames: dict[int, OpenFrame] = {}
         self._pending = 0  # answers that are missing or whose callback is running
         self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
-        self._streams = {(dnn, camera): _Stream() for dnn, it in dnns.items() for camera in it.cameras}
+        self._streams = {(dnn, camera): Stream() for dnn, it in dnns.items() for camera in it.cameras}
 
     # -- images before they are handed to an engine
 
@@ -169,15 +118,8 @@ class Ledger:
         """When the first of the DNNs is expected to be done with the oldest frame of the camera that it has; 0: one has
         none, or the time of its frames is not known yet.
         """
-        starts = []
         with self._lock:
-            for dnn in dnns:
-                stream = self._streams[dnn, camera]
-                handed_ns = next((at for number, at in stream.open.items() if number not in stream.results), None)
-                if handed_ns is None or not stream.services_ns:
-                    return 0
-                starts.append(max(handed_ns, stream.finished_ns) + int(_SERVICE_SHARE * min(stream.services_ns)))
-        return min(starts, default=0)
+            return min((self._streams[dnn, camera].next_start_ns() for dnn in dnns), default=0)
 
     # -- frames that are handed to an engine
 
@@ -197,7 +139,7 @@ class Ledger:
                 engines.setdefault(route(dnn), []).append(dnn)
                 self._streams[dnn, frame.camera].open[number] = now_ns
             readers: dict[str, object] = {dnn: it for it, served in engines.items() if it is not None for dnn in served}
-            self._frames[number] = _OpenFrame(frame, buffer, set(dnns), readers, len(dnns) + len(readers))
+            self._frames[number] = OpenFrame(frame, buffer, set(dnns), readers, len(dnns) + len(readers))
             self._pending += len(dnns)
         return number, engines
 
@@ -221,10 +163,7 @@ class Ledger:
             if entry is None:
                 return
             stream = self._streams[dnn, entry.frame.camera]
-            stream.results[number] = entry, Result(dnn, entry.frame, output, timing), engine
-            begin_ns = max(stream.finished_ns, stream.open[number])
-            stream.services_ns.append(max(0, timing.finished_ns - begin_ns))
-            stream.finished_ns = max(stream.finished_ns, timing.finished_ns)
+            stream.add_result(number, entry, Result(dnn, entry.frame, output, timing), engine)
         self._on_answered(entry.frame.camera)
         self._deliver(stream)
 
@@ -323,7 +262,7 @@ class Ledger:
             return None
         return reason
 
-    def _answer(self, number: int, dnn: str, engine: object) -> _OpenFrame | None:
+    def _answer(self, number: int, dnn: str, engine: object) -> OpenFrame | None:
         """Note the answer to a frame. None: it is answered already. engine: reads the buffer no longer."""
         entry = self._frames.get(number)
         if entry is None:
@@ -335,13 +274,13 @@ class Ledger:
             self._let_go(number, entry)
         return entry if first else None
 
-    def _let_go(self, number: int, entry: _OpenFrame) -> None:
+    def _let_go(self, number: int, entry: OpenFrame) -> None:
         entry.holds -= 1
         if not entry.holds:
             del self._frames[number]
             entry.buffer.release()
 
-    def _finish(self, number: int, entry: _OpenFrame) -> None:
+    def _finish(self, number: int, entry: OpenFrame) -> None:
         """The callback for an answer has returned; called without the lock."""
         with self._lock:
             self._pending -= 1
@@ -349,7 +288,7 @@ class Ledger:
             if not self._pending:
                 self._settled.notify_all()
 
-    def _deliver(self, stream: _Stream) -> None:
+    def _deliver(self, stream: Stream) -> None:
         """Call the callback for each result that need not wait; one thread per stream at a time."""
         while True:
             with self._lock:
@@ -365,26 +304,18 @@ class Ledger:
                 text = f"{type(error).__name__}: {error}"
                 self._count_drop(Drop(result.dnn, result.frame, DropReason.PUBLISH_ERROR, text))
             else:
-                self._count_result(stream, result)
+                with self._lock:
+                    deadline_ns = self._settings[result.dnn].deadline_ns
+                    stream.count_result(result.timing, self._clock(), deadline_ns, self._window_ns)
             with self._lock:
                 stream.delivering = False
             self._finish(number, entry)
 
-    def _waits(self, stream: _Stream, number: int) -> bool:
+    def _waits(self, stream: Stream, number: int) -> bool:
         """Whether another engine may still answer an earlier frame. The answers of one engine are in order."""
         _, result, engine = stream.results[number]
         earlier = (it for it in stream.open if it < number and it not in stream.results)
         return any(self._frames[it].readers.get(result.dnn) is not engine for it in earlier)
-
-    def _count_result(self, stream: _Stream, result: Result) -> None:
-        now_ns, deadline_ns = self._clock(), self._settings[result.dnn].deadline_ns
-        with self._lock:
-            stream.counts.published += 1
-            if deadline_ns is not None and now_ns - result.timing.received_ns > deadline_ns:
-                stream.counts.deadline_misses += 1
-            stream.samples.append((now_ns, result.timing))
-            while now_ns - stream.samples[0][0] > self._window_ns:
-                stream.samples.popleft()
 
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:

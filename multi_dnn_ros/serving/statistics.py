@@ -1,16 +1,26 @@
-"""What the ledger counts and times for one DNN on one camera: counters since the start, percentiles over a window."""
+"""One DNN on one camera in the ledger: its frames without an answer, counts since the start, and recent times."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.engine.task import DropReason, Timing
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import DropReason, Result, Timing
+from multi_dnn_ros.serving.shared_memory import Slot
 
+#: How much earlier than due an image is accepted, as a share of the period of max_rate_hz. Without this tolerance,
+#: jitter of a camera that is as fast as the limit would make every second image come too early.
+_RATE_TOLERANCE = 0.25
+#: Number of service times from which the shortest is taken as the expected one, and the share of it that is expected: a
+#: DNN that becomes idle before its next image is decoded has to wait.
+_SERVICES, _SERVICE_SHARE = 16, 0.875
+#: Maximum number of results in the window of percentiles and rates.
+_SAMPLES = 4096
 TIMINGS = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
 
 
@@ -74,6 +84,71 @@ class DnnCameraStatistics:
         self.rate_hz = (len(samples) - 1) * 1e9 / span_ns if span_ns > 0 else 0.0
         self.batch = sum(t.batch for _, t in samples) / len(samples) if samples else 0.0
         self.latencies = {part: Percentiles.of(columns[part]) for part in TIMINGS}
+
+
+@dataclass
+class OpenFrame:
+    """A frame that was handed to the engines. unanswered: DNNs without an answer. readers: by DNN, the engine that may
+    still read or write the buffer. holds: unanswered DNNs, running callbacks and readers; without any, the buffer is
+    released.
+    """
+
+    frame: Frame
+    buffer: Slot
+    unanswered: set[str]
+    readers: dict[str, object]
+    holds: int
+
+
+class Stream:
+    """Guarded by the lock of the ledger. open: when each frame without an answer was handed over, by number, oldest
+    first. results: those that wait for earlier frames. delivering: a callback for one of its results is running.
+    """
+
+    def __init__(self) -> None:
+        self.counts = DnnCameraStatistics()
+        self.samples: deque[tuple[int, Timing]] = deque(maxlen=_SAMPLES)
+        self.due_ns: int | None = None  # of the next image, under max_rate_hz
+        self.open: dict[int, int] = {}
+        self.results: dict[int, tuple[OpenFrame, Result, object]] = {}
+        self.delivering = False
+        self._finished_ns = 0
+        self._services_ns: deque[int] = deque(maxlen=_SERVICES)
+
+    def is_due(self, now_ns: int, rate_hz: float) -> bool:
+        """Whether an image at this time is accepted. The time at which the next one is due advances by whole periods,
+        so that neither the tolerance nor the phase of the images changes the mean rate.
+        """
+        period_ns = round(min(1e9 / rate_hz, 1e18))  # more than 30 years
+        if self.due_ns is not None and now_ns < self.due_ns - round(_RATE_TOLERANCE * period_ns):
+            return False
+        if self.due_ns is None or now_ns - self.due_ns >= period_ns:
+            self.due_ns = now_ns
+        self.due_ns += period_ns
+        return True
+
+    def add_result(self, number: int, entry: OpenFrame, result: Result, engine: object) -> None:
+        """Keep a result until it is delivered, and note how long the DNN took."""
+        self.results[number] = entry, result, engine
+        begin_ns, end_ns = max(self._finished_ns, self.open[number]), result.timing.finished_ns
+        self._services_ns.append(max(0, end_ns - begin_ns))
+        self._finished_ns = max(self._finished_ns, end_ns)
+
+    def next_start_ns(self) -> int:
+        """When the DNN is expected to be done with the oldest of these frames; 0: it has none, or that is unknown."""
+        handed_ns = next((at for number, at in self.open.items() if number not in self.results), None)
+        if handed_ns is None or not self._services_ns:
+            return 0
+        return max(handed_ns, self._finished_ns) + int(_SERVICE_SHARE * min(self._services_ns))
+
+    def count_result(self, timing: Timing, now_ns: int, deadline_ns: int | None, window_ns: int) -> None:
+        """A result was published. deadline_ns: from arrival; None: no deadline."""
+        self.counts.published += 1
+        if deadline_ns is not None and now_ns - timing.received_ns > deadline_ns:
+            self.counts.deadline_misses += 1
+        self.samples.append((now_ns, timing))
+        while now_ns - self.samples[0][0] > window_ns:
+            self.samples.popleft()
 
 
 def _quantile(ascending: npt.NDArray[np.float64], share: float) -> float:

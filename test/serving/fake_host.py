@@ -36,9 +36,6 @@ class FakeBuffer:
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         return np.zeros((height, width, 3), np.uint8)
 
-    def file(self, size: int) -> npt.NDArray[np.uint8] | None:
-        return np.zeros(size, np.uint8) if size <= self._host.file_bytes else None
-
     def release(self) -> None:
         self._host.free.release()
 

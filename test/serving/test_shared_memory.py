@@ -58,16 +58,6 @@ def test_only_images_and_results_occupy_memory(pool: SlotPool) -> None:
         first.image(2000, 2000)
 
 
-def test_a_slot_is_free_again_when_it_is_released(pool: SlotPool) -> None:
-    slots = [pool.take() for _ in range(8)]
-    assert pool.take(0.01) is None
-    assert slots[3] is not None
-    slots[3].release()
-    again = pool.take()
-    assert again is not None
-    assert again.index == slots[3].index
-
-
 @given(st.lists(st.one_of(st.integers(0, 300), st.integers(15_000, 300_000)), max_size=12))
 def test_messages_of_any_size_and_of_several_threads_arrive_complete_and_in_order(sizes: list[int]) -> None:
     one, other = (Channel(end) for end in socket.socketpair())
