@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,20 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
         raise ModelError(f"{path}: an artifact made from {description.model} must be a {expected} file")
     if (name := non_finite_tensor(module.state_dict())) is not None:
         raise ModelError(f"{path}: not written, because the weights {name} are not finite")
-    if expected == ".pt2":
-        write = _exporter(module, description)
-    else:
-        # Preprocessing and decoder follow from the model's name, as do the layers.
-        fields = description.model_dump(mode="json", exclude={"preprocess", "decoder"})
-        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
+    from safetensors import SafetensorError
 
-        def write(file: Path) -> None:
-            write_safetensors(file, tensors, fields)
-
-    _replace(path, write)
+    program = _exported(module, description) if expected == ".pt2" else None
+    # Preprocessing and decoder follow from the model's name, as do the layers.
+    fields = description.model_dump(mode="json", exclude={"preprocess", "decoder"})
+    try:
+        with atomic_write(path, to_disk=True) as temporary:
+            if program is not None:
+                torch.export.save(program, temporary, extra_files={_EXTRA: description.model_dump_json()})
+            else:
+                tensors = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+                write_safetensors(temporary, {name: value.contiguous() for name, value in tensors.items()}, fields)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OSError(f"{path} cannot be written: {summarize_error(error)}") from None
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
@@ -142,23 +145,12 @@ def network_checksum(module: nn.Module) -> str:
     return hashlib.sha256(digest.digest() + weights_digest(module.state_dict()).encode()).hexdigest()
 
 
-def _exporter(module: nn.Module, description: Description) -> Callable[[Path], None]:
+def _exported(module: nn.Module, description: Description) -> torch.export.ExportedProgram:
     width, height = description.input_size
     try:
         where = next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # warnings about the exporter's internals
-            program = torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
+            return torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
     except Exception as error:
         raise ModelError(f"{description.model} cannot be exported: {summarize_error(error)}") from None
-    return lambda file: torch.export.save(program, file, extra_files={_EXTRA: description.model_dump_json()})
-
-
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    from safetensors import SafetensorError
-
-    try:
-        with atomic_write(path, to_disk=True) as temporary:
-            write(temporary)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(f"{path} cannot be written: {summarize_error(error)}") from None

@@ -7,7 +7,7 @@ the weights are computed by :mod:`multi_dnn_ros.compression`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
@@ -201,12 +201,7 @@ def apply_plan(network: nn.Module, plan: Plan, source: str) -> None:
 def replace_layer(network: nn.Module, layer: nn.Module, by: nn.Module) -> None:
     """Replace `layer` by `by` everywhere in `network`; a layer may be used in several places."""
     by.train(layer.training)
-    for parent, name in list(_parents(network, layer)):
-        setattr(parent, name, by)
-
-
-def _parents(network: nn.Module, layer: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    for parent in network.modules():
-        for name, child in parent._modules.items():
+    for parent in list(network.modules()):
+        for name, child in list(parent._modules.items()):
             if child is layer:
-                yield parent, name
+                setattr(parent, name, by)

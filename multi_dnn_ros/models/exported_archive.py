@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from multi_dnn_ros.models.errors import ModelError
 
 _RECORD = re.compile(
     r"(models/\w+\.json|data/weights/(weight_\d+|\w+_config\.json)|data/constants/(tensor_\d+|\w+_config\.json)"
@@ -33,50 +36,52 @@ _SYMBOLIC = re.compile(
     r"|-?\b\d+\b|[(), =])*"
 )
 _TREE = re.compile(r'(?!.*__)[\w\s\[\]{}"\\,.:\-]*')
+_ALLOWED = {
+    "expr_str": (_SYMBOLIC, "symbolic size"),
+    "target": (_OPERATION, "operation"),
+    "as_operator": (_OPERATION, "operation"),  # an argument; some operations of higher_order call it
+    "in_spec": (_TREE, "name"),
+    "out_spec": (_TREE, "name"),
+}
 #: Keys whose text is quoted or kept as a note, and is never part of generated source.
 _QUOTED = ("metadata", "as_string", "guards_code", "__debug_artifacts")
 
 
-class UnsafeArchive(ValueError):
-    """The archive holds more than a graph and tensors; the message names the first offending part."""
-
-
 def check_archive(path: Path) -> None:
-    """Raise UnsafeArchive if loading the .pt2 file `path` could run code.
+    """Raise ModelError if loading the .pt2 file `path` could run code.
 
     A damaged file raises RuntimeError, ValueError or zipfile.BadZipFile.
     """
+    if (problem := _problem(path)) is not None:
+        raise ModelError(f"{path}: refused, because loading it could run code: it {problem}")
+
+
+def _problem(path: Path) -> str | None:
+    """What the archive holds besides a graph and tensors: the first such part."""
     with zipfile.ZipFile(path) as archive:
         names = [name.partition("/")[2] for name in archive.namelist()]
     reader = torch._C.PyTorchFileReader(str(path))
     for name in (*names, *reader.get_all_records()):
         if not _RECORD.fullmatch(name) and not name.startswith("extra/"):
-            raise UnsafeArchive(f"holds {name[:80]!r}; allowed: graph, weights, constant tensors")
-    for name in reader.get_all_records():
-        if name.endswith(".json") and not name.startswith("extra/"):
-            _check(json.loads(reader.get_record(name)), key="")
+            return f"holds {name[:80]!r}; allowed: graph, weights, constant tensors"
+    records = [name for name in reader.get_all_records() if name.endswith(".json") and not name.startswith("extra/")]
+    texts = (text for name in records for text in _texts(json.loads(reader.get_record(name)), key=""))
+    for text, key in texts:
+        allowed, what = _ALLOWED.get(key, (_NAME, "name"))
+        if text and not allowed.fullmatch(text) and text not in _QUOTED:
+            return f"has the {what} {text[:80]!r}, which torch.export does not write for an ordinary network"
+    return None
 
 
-def _check(value: Any, key: str) -> None:
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Each text in JSON with the key that it belongs to, and each key."""
     if isinstance(value, dict):
         for inner_key, inner in value.items():
-            _check_text(inner_key, "name")
+            yield inner_key, "name"
             if inner_key not in _QUOTED:
-                _check(inner, inner_key)
+                yield from _texts(inner, inner_key)
     elif isinstance(value, list):
         for inner in value:
-            _check(inner, key)
+            yield from _texts(inner, key)
     elif isinstance(value, str):
-        _check_text(value, key)
-
-
-def _check_text(text: str, key: str) -> None:
-    allowed, what = {
-        "expr_str": (_SYMBOLIC, "symbolic size"),
-        "target": (_OPERATION, "operation"),
-        "as_operator": (_OPERATION, "operation"),  # an argument; some operations of higher_order call it
-        "in_spec": (_TREE, "name"),
-        "out_spec": (_TREE, "name"),
-    }.get(key, (_NAME, "name"))
-    if text and not allowed.fullmatch(text) and text not in _QUOTED:
-        raise UnsafeArchive(f"has the {what} {text[:80]!r}, which torch.export does not write for an ordinary network")
+        yield value, key

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.common.extras import MissingExtra, optional
+from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError, Refusal
 from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
@@ -50,9 +50,6 @@ def onnx_source(request: ModelRequest) -> Source:
 def _read(path: Path, step: Callable[[], T]) -> T:
     """The result of `step`, whose errors become ModelErrors that name the file."""
     try:
-        with optional(f"{path}: an ONNX file"):
-            import onnx  # noqa: F401
-            import onnxruntime  # noqa: F401
         return step()
     except MissingExtra as error:
         raise ModelError(str(error)) from None

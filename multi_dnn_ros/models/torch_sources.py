@@ -19,7 +19,7 @@ from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
+from multi_dnn_ros.models.exported_archive import check_archive
 from multi_dnn_ros.models.registry import BUILTIN, MODEL_SOURCES, ModelRequest, source_of
 from multi_dnn_ros.models.weights import check_stored, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -119,8 +119,6 @@ def exported_source(request: ModelRequest) -> Source:
         module = program.module(check_guards=False)
     except ModelError:
         raise
-    except UnsafeArchive as error:
-        raise ModelError(f"{path}: refused, because loading it could run code: it {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as an exported program: {summarize_error(error)}") from None
     _check_mode(path, program.graph)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +115,13 @@ def _weights_file(where: str, config: DnnConfig, catalogue: Any) -> Path | None:
     return existing_file(config.weights, f"{where}weights")
 
 
-def _fill(
-    where: str, config: DnnConfig, network: nn.Module, catalogue: Any, file: Path | None
-) -> None:  # fmt: skip
-    def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
-        fitting = {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}
-        load_weights(network, fitting, source)
-
+def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, file: Path | None) -> None:
     if file is not None:
-        fill(read_state_dict(file), str(file))
-    elif config.weights != "random":
+        weights, named = read_state_dict(file), str(file)
+    elif config.weights == "random":
+        return
+    else:
+        named = f"{where}weights '{config.weights}'"
         try:
             with no_pickles():  # torchvision checks the hash of downloads only, not of cached files
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
@@ -133,7 +129,7 @@ def _fill(
             raise ModelError(
                 f"{where}weights is '{config.weights}', which cannot be loaded: {summarize_error(error)}; give a file"
             ) from None
-        fill(weights, f"{where}weights '{config.weights}'")
+    load_weights(network, {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}, named)
 
 
 def _classifiers() -> list[str]:

@@ -217,8 +217,6 @@ def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
 
 def _literal(text: str, key: str) -> Any:
     """Parse a Python literal, such as {0: 'person'}, as Ultralytics writes it."""
-    if len(text) > _MAX_BYTES:
-        raise Refusal(f"metadata {key} has {len(text)} characters; allowed: {_MAX_BYTES}")
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
