@@ -67,7 +67,7 @@ class PreprocessGraph:
         return self._destination
 
     def specialize(self, size: tuple[int, int]) -> None:
-        """Capture for images of (H, W); nothing else may run on the device meanwhile.
+        """Capture for images of (H, W); nothing may be launched on the device meanwhile. Overwrites the destination.
 
         Raises what the capture raises, and ValueError if the results differ or MAX_SIZES are captured; preprocessing
         of this size then stays eager.
@@ -86,22 +86,15 @@ class PreprocessGraph:
                 for target, tensor in zip(self._destination, self._preprocess(image), strict=True):
                     target.copy_(tensor)
 
-            # Later stages of a frame in progress may still read the first stage's input: restore it afterwards. Its
-            # preprocessing was launched on another stream and may still be writing it.
+            _synchronize(device)  # a frame in progress may still read the first stage's input
+            replay = self._capture(run)
+            expected = tuple(
+                tensor.to(target.dtype)
+                for tensor, target in zip(self._preprocess(image), self._destination, strict=True)
+            )
+            replay()
+            check_agreement(self._destination, expected, _TOLERANCE)
             _synchronize(device)
-            kept = tuple(target.clone() for target in self._destination)
-            try:
-                replay = self._capture(run)
-                expected = tuple(
-                    tensor.to(target.dtype)
-                    for tensor, target in zip(self._preprocess(image), self._destination, strict=True)
-                )
-                replay()
-                check_agreement(self._destination, expected, _TOLERANCE)
-            finally:
-                for target, tensor in zip(self._destination, kept, strict=True):
-                    target.copy_(tensor)
-                _synchronize(device)
         self._graphs[shape] = (image, replay)
 
 

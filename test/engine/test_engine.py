@@ -57,20 +57,6 @@ def test_a_frame_that_waited_too_long_is_dropped(start, recorder):
     check_accounts(engine)
 
 
-def test_cameras_are_served_round_robin(start, recorder):
-    gate = Gate()
-    engine = start(task(jobs=1, cameras=("front", "rear", "left"), on_job=lambda index: gate()), workers=1)
-    engine.offer(frame("front", 0))
-    gate.wait_for_job()
-    for value in range(1, 4):  # front is offered first and most often, the others still get their turn
-        engine.offer(frame("front", value))
-    engine.offer(frame("rear", 9))
-    engine.offer(frame("left", 9))
-    gate.open()
-    recorder.wait(lambda: len(recorder.results) == 4)
-    assert [r.frame.camera for r in recorder.results] == ["front", "rear", "left", "front"]
-
-
 @pytest.mark.parametrize("error", [RuntimeError("layer broke"), SystemExit("layer broke")])
 @pytest.mark.parametrize("where", ["job", "decode"])
 def test_a_failing_dnn_loses_only_that_frame(start, recorder, where, error):

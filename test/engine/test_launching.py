@@ -24,16 +24,3 @@ def test_inferences_end_after_their_numbers_have_begun_again(
     for name in "ab":
         assert [it.frame.stamp_ns for it in recorder.results if it.dnn == name] == list(range(30))
     check_accounts(engine)
-
-
-def test_a_kernel_that_runs_does_not_delay_the_launch_of_another_dnn(
-    start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = FakeGpu(monkeypatch)
-    slow = task("slow", jobs=1, cameras=("rear",), on_gpu=True, on_job=lambda index: gpu.launch(0.5))
-    engine = start(slow, task("quick", on_gpu=True), device=DEVICE)
-    engine.offer(frame("rear"))
-    for value in range(5):
-        assert engine.submit(frame(value=value), WAIT)
-    recorder.wait(lambda: len(recorder.results) == 6)
-    assert [it.dnn for it in recorder.results] == ["quick"] * 5 + ["slow"]

@@ -84,16 +84,6 @@ def test_a_less_important_dnn_runs_job_by_job_if_workers_are_short(start, record
     assert ran == ["high whole"]
 
 
-def test_a_changed_priority_takes_effect(start, recorder) -> None:
-    ran: list[str] = []
-    engine = start(with_whole("a", ran), with_whole("b", ran), workers=1, policy="priority")
-    for priority in (0, 1):
-        engine.update("b", priority=priority)
-        offer(engine, "a")
-        assert engine.wait_idle(WAIT)
-    assert ran == ["a whole", "a 0", "a 1"]
-
-
 @pytest.mark.parametrize(
     ("current", "other", "overtakes"),
     [

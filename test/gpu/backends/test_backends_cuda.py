@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -66,38 +61,3 @@ def test_tf32_is_fixed_when_a_graph_is_captured(tf32: bool):
         (result,) = through(prepared, on_gpu((values,)))
     error = float((result.double() - exact).abs().max() / exact.abs().max())
     assert (error > 1e-5) == tf32
-
-
-def test_the_next_process_finds_compiled_kernels_on_disk(tmp_path):
-    """A second process compiles nothing: Inductor's cache has every stage."""
-    needs("fp16", "inductor")
-    script = tmp_path / "prepare.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import sys, torch
-            from torch import nn
-            from torch._dynamo.utils import counters
-            from multi_dnn_ros.models.cut import cut_module
-            from multi_dnn_ros.serving.choices import choose_backend
-            device, example = torch.device("cuda", 0), (torch.zeros(1, 3, 64, 64),)
-            torch.manual_seed(0)
-            layers = (layer for width in (3, 32, 32, 32) for layer in (nn.Conv2d(width, 32, 3), nn.ReLU()))
-            module = nn.Sequential(*layers).eval()
-            choose_backend("inductor", device, sys.argv[1]).prepare(cut_module(module, example, 2), example, device)
-            print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
-            """
-        )
-    )
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-
-    def run(precision: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(script), precision],
-            env={**os.environ, **environment}, capture_output=True, text=True, timeout=280, check=True,
-        )  # fmt: skip
-        return done.stdout.strip().splitlines()[-1]
-
-    assert run("fp16") == "0 2"
-    with ThreadPoolExecutor() as pool:  # most of their time is importing PyTorch
-        assert list(pool.map(run, ["fp16", "auto"])) == ["2 0", "0 2"]

@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gpu_stages import EXAMPLE, GPU, needs, residual, through
+from gpu_stages import EXAMPLE, GPU
 from torch import nn
 
-from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
-from multi_dnn_ros.backends.captured_network import Captured
-from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.build import build
@@ -22,33 +20,11 @@ from multi_dnn_ros.serving.choices import choose_backend
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 WAIT = 60.0
-#: Of a batch's results against those of its images alone, relative to the largest value.
-IDENTICAL = 1e-3
 
 
 def ready_for(module: nn.Module, sizes: tuple[int, ...], backend: str = "cuda_graph", jobs: int = 3) -> dict:
     chains = {size: cut_module(module, repeat_inputs(EXAMPLE, size), jobs, fold_batch_norm=True) for size in sizes}
     return prepare_batches(choose_backend(backend, GPU, "fp16", dnn="a"), chains, EXAMPLE, GPU, 1e-2)
-
-
-@pytest.mark.parametrize("backend", ["cuda_graph", "inductor"])
-def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.LogCaptureFixture) -> None:
-    needs("fp16", backend)
-    module = residual()
-    sizes, jobs = ((1, 2, 4), 3) if backend == "cuda_graph" else ((1, 2), 1)
-    ready = ready_for(module, sizes, backend, jobs)
-    assert all(isinstance(stage, Captured) for stages in ready.values() for stage in stages)
-    assert not [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
-    images = noise_like(repeat_inputs(EXAMPLE, sizes[-1]))[0].to(GPU)
-    with torch.inference_mode():
-        (joined,) = stack_inputs([(image[None],) for image in images], ready[sizes[-1]][0])
-    assert joined is ready[sizes[-1]][0].inputs[0]  # where it is read, without a copy in between
-    assert torch.equal(joined, images)
-    alone = [through(ready[1], (image[None],)) for image in images]
-    for size in (*sizes[1:], *sizes[1:]):  # again, after those of another size have written into the same memory
-        (results,) = through(ready[size], (images[:size],))
-        for row in range(size):
-            check_agreement((results[row : row + 1],), alone[row], IDENTICAL)
 
 
 class Wide(nn.Module):
