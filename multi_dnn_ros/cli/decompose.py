@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
 def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor, ...]]:
     """At most _MAX_IMAGES images of --data, each as inputs of one inference."""
     from multi_dnn_ros.models.errors import ModelError
-    from multi_dnn_ros.training.data import DataRequest, evenly_spaced, open_data
+    from multi_dnn_ros.training.data import evenly_spaced, open_data
     from multi_dnn_ros.training.trainable import make_trainable
 
     generated = args.data.partition(":")[0] == "road"
@@ -168,5 +168,5 @@ def _images(args: argparse.Namespace, source: Source) -> list[tuple[torch.Tensor
         network = make_trainable(source, args.model, size=args.size, decoder="classification")
     if not labelled:
         return networks.calibration_inputs(network, "" if generated else args.data)
-    rows = open_data(args.data, DataRequest(network.task, network.framing, network.labels)).part("train")
+    rows = open_data(args.data, network.task, network.framing, network.labels).part("train")
     return [network.input_of(rows[index]["image"]) for index in evenly_spaced(_MAX_IMAGES, len(rows))]

@@ -91,10 +91,9 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
 
 def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:
     """The data sets of --data, for a network."""
-    from multi_dnn_ros.training.data import DataRequest, open_data
+    from multi_dnn_ros.training.data import open_data
 
-    wanted = DataRequest(network.task, network.framing, network.labels, args.scenes)
-    return [open_data(name, wanted) for name in args.data]
+    return [open_data(name, network.task, network.framing, network.labels, args.scenes) for name in args.data]
 
 
 def check_suffix(output: Path, model: str, source: Source) -> None:

@@ -14,7 +14,7 @@ from rclpy.serialization import deserialize_message
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.ros.result_messages import class_names, message_class
-from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.training.metrics import LaneScore, Truth, score_detections
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import ResultKind
@@ -142,7 +142,7 @@ class DnnFigures:
             summary |= {f"lane_{name}": value for name, value in self.lanes.scores().items()}
         if true_boxes := sum(len(truth.boxes) for truth in self.truths):
             summary["true_boxes"] = true_boxes
-            summary |= mean_average_precision(self.found, self.truths, self.stream.labels)
+            summary |= score_detections(zip(self.found, self.truths, strict=True), self.stream.labels)
         return summary
 
 

@@ -22,7 +22,7 @@ from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, sav
 from multi_dnn_ros.models.registry import source_of
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.data import Batches, DataRequest, open_data
+from multi_dnn_ros.training.data import Batches, open_data
 from multi_dnn_ros.training.loop import (
     Schedule,
     TrainingError,
@@ -84,8 +84,7 @@ class JobWorker:
         if trainable.task == "boxes":
             require("average precision", "pycocotools")
         self._trainable, self._loss = trainable, trainable.loss
-        request = DataRequest(trainable.task, trainable.framing, trainable.labels, job.scenes)
-        self._data = open_data(job.data, request)
+        self._data = open_data(job.data, trainable.task, trainable.framing, trainable.labels, job.scenes)
         check_labels(trainable, self._data)
         self._network = trainable.network.to(self._device)
         self._batches = Batches(

@@ -35,21 +35,6 @@ _READERS = 8
 
 
 @dataclass(frozen=True)
-class DataRequest:
-    """What a network requires of a data set.
-
-    task: the network's task; None: any. framing: how an image is fitted to the network's input, without mean and std.
-    labels: the network's class names by number; empty: those of the data. scenes: number of generated scenes for
-    training; each other part has a twelfth of it, at least 8.
-    """
-
-    task: Task | None
-    framing: Preprocess
-    labels: tuple[str, ...] = ()
-    scenes: int = 6000
-
-
-@dataclass(frozen=True)
 class Data:
     """A data set. name: as given by the user. labels: class names by number, as used in its rows.
 
@@ -72,20 +57,27 @@ class Data:
         return rows.only(train if part == "train" else choice)
 
 
-def open_data(name: str, wanted: DataRequest) -> Data:
-    """The set named ``KIND:PATH``. Raises DatasetError for an unknown kind and for errors in the data."""
+def open_data(
+    name: str, task: Task | None, framing: Preprocess, labels: tuple[str, ...] = (), scenes: int = 6000
+) -> Data:
+    """The set named ``KIND:PATH``, for a network.
+
+    task: the network's; None: any. framing: how an image is fitted to its input, without mean and std. labels: its
+    class names by number; empty: those of the data. scenes: number of generated scenes for training; each other part
+    has a twelfth of it, at least 8. Raises DatasetError for an unknown kind and for errors in the data.
+    """
     kind, path = kind_and_path(name)
-    tasks, labels = DATA_KINDS[kind].tasks, wanted.labels
-    if wanted.task is not None and wanted.task not in tasks:
-        raise DatasetError(f"data '{name}' holds {' and '.join(tasks)}; the network is for {wanted.task}")
+    tasks = DATA_KINDS[kind].tasks
+    if task is not None and task not in tasks:
+        raise DatasetError(f"data '{name}' holds {' and '.join(tasks)}; the network is for {task}")
     read: Callable[[str], list[Item]]
     stored: Mapping[Part, str]
     if kind == "road":
         labels, stored = labels or LABELS, {part: part for part in PARTS}
-        if wanted.task == "boxes" and not set(labels) & set(LABELS):
+        if task == "boxes" and not set(labels) & set(LABELS):
             raise DatasetError(f"data '{name}' shows {', '.join(LABELS)}; the network: {', '.join(labels[:8])}")
-        truth = tasks if wanted.task is None else (wanted.task,)
-        read = partial(road_items, path, count=wanted.scenes, framing=wanted.framing, labels=labels, truth=truth)
+        truth = tasks if task is None else (task,)
+        read = partial(road_items, path, count=scenes, framing=framing, labels=labels, truth=truth)
     elif kind == "cifar10":
         stored = {"train": "train", "choice": "train", "test": "test"}
         labels, read = formats.CIFAR10_LABELS, partial(formats.cifar10_items, path)
@@ -102,7 +94,7 @@ def open_data(name: str, wanted: DataRequest) -> Data:
             raise DatasetError(f"{path / 'train'}: {len(labels)} class folders; expected at least two")
     else:
         stored, read = _in_folders(path, kind), partial(formats.lane_items, path)
-    return Data(name, labels, cache(lambda part: Rows(read(part), wanted.framing)), stored)
+    return Data(name, labels, cache(lambda part: Rows(read(part), framing)), stored)
 
 
 def _in_folders(folder: Path, kind: str) -> dict[Part, str]:

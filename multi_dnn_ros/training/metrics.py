@@ -43,22 +43,21 @@ class NoTruth(ValueError):
     """No image has a true box, so average precision is undefined."""
 
 
-def mean_average_precision(
-    predictions: Sequence[Detections], truths: Sequence[Truth], labels: Sequence[str]
-) -> dict[str, float]:
-    """COCO's average precision (pycocotools), at most 100 boxes per image and class.
+def score_detections(results: Iterable[tuple[Detections, Truth]], labels: Sequence[str]) -> dict[str, float]:
+    """Scores of result kind `detections`: COCO's average precision by pycocotools, at most 100 boxes per image.
 
-    predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). Returns "map50" (IoU
-    0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises
-    NoTruth if there is no true box, ValueError if the two sequences differ in length.
+    results: one per image. A detection on a crowd of its class does not count (COCO's rule). Returns "map50" (IoU 0.5,
+    mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises NoTruth if
+    there is no true box.
     """
-    evaluation = _matched(predictions, truths, len(labels))
+    images = list(results)
+    evaluation = _matched(images, len(labels))
     with contextlib.redirect_stdout(io.StringIO()):  # suppress pycocotools' progress output
         evaluation.accumulate()
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class): all areas, 100 boxes; -1: no truth
     present = [k for k in range(len(labels)) if (precision[0, :, k] > -1).any()]
     if not present:
-        raise NoTruth(f"no true box in {len(truths)} images: average precision is undefined")
+        raise NoTruth(f"no true box in {len(images)} images: average precision is undefined")
     by_class = {labels[k]: float(precision[0, :, k].mean()) for k in present}
     return {
         "map50": float(np.mean(list(by_class.values()))),
@@ -68,14 +67,14 @@ def mean_average_precision(
 
 
 def box_points(
-    predictions: Sequence[Detections], truths: Sequence[Truth], classes: int, thresholds: Sequence[float]
+    results: Sequence[tuple[Detections, Truth]], classes: int, thresholds: Sequence[float]
 ) -> list[dict[str, float | None]]:
     """Precision, recall and false detections per image of a detector at each score threshold, over all classes.
 
-    predictions, truths: one per image. classes: number of classes. Detections are matched with true boxes as for
+    results: one per image. classes: number of classes. Detections are matched with true boxes as for
     mAP@0.5; those on a crowd do not count. A figure without a denominator is None.
     """
-    evaluation = _matched(predictions, truths, classes)
+    evaluation = _matched(results, classes)
     of_all_sizes = [each for each in evaluation.evalImgs if each and each["aRng"] == evaluation.params.areaRng[0]]
     total = int(sum((each["gtIgnore"] == 0).sum() for each in of_all_sizes))
     rows = [np.stack([each["dtScores"], each["dtMatches"][0] > 0, each["dtIgnore"][0]]) for each in of_all_sizes]
@@ -88,12 +87,12 @@ def box_points(
             "threshold": threshold,
             "precision": right / count if count else None,
             "recall": right / total if total else None,
-            "false_per_image": (count - right) / len(truths),
+            "false_per_image": (count - right) / len(results),
         })  # fmt: skip
     return points
 
 
-def _matched(predictions: Sequence[Detections], truths: Sequence[Truth], classes: int) -> Any:
+def _matched(images: Sequence[tuple[Detections, Truth]], classes: int) -> Any:
     """pycocotools' evaluation with the matches of detections and true boxes."""
     with optional("average precision"):
         from pycocotools.coco import COCO
@@ -101,7 +100,7 @@ def _matched(predictions: Sequence[Detections], truths: Sequence[Truth], classes
 
     true: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
-    for image, (prediction, truth) in enumerate(zip(predictions, truths, strict=True), 1):
+    for image, (prediction, truth) in enumerate(images, 1):
         crowds = np.zeros(len(truth.boxes), bool) if truth.crowds is None else truth.crowds
         for rows, name, of, values in (
             (true, "iscrowd", truth, crowds),
@@ -115,7 +114,7 @@ def _matched(predictions: Sequence[Detections], truths: Sequence[Truth], classes
         reference, results = COCO(), COCO()
         for data, rows in ((reference, true), (results, found)):
             data.dataset = {
-                "images": [{"id": image} for image in range(1, len(truths) + 1)],
+                "images": [{"id": image} for image in range(1, len(images) + 1)],
                 "categories": [{"id": k} for k in range(classes)],
                 "annotations": rows,
             }
@@ -161,12 +160,6 @@ def score_lanes(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> di
     for lanes, true in results:
         score.add(lanes.mask, true)
     return score.scores()
-
-
-def score_detections(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:
-    """Scores of result kind `detections`. results: (Detections, Truth) per image. See mean_average_precision."""
-    pairs = list(results)
-    return mean_average_precision([found for found, _ in pairs], [truth for _, truth in pairs], labels)
 
 
 def _at_width(mask: npt.NDArray[Any], height: int) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.planning.timing import Target, prepared
-from multi_dnn_ros.training.data import Data, DataRequest, Task, open_data
+from multi_dnn_ros.training.data import Data, Task, open_data
 from multi_dnn_ros.training.data_kinds import DATA_KINDS, DatasetError, kind_and_path
 from multi_dnn_ros.training.losses import logits_of
 from multi_dnn_ros.training.metrics import LaneScore, NoTruth, Truth, box_points
@@ -81,20 +81,19 @@ def operating_points(
     decoder: Any = trained.decoder
     before = decoder.score_threshold, decoder.iou_threshold
     decoder.score_threshold, decoder.iou_threshold = THRESHOLDS[0], _NODE_IOU
-    detections, truths = [], []
+    detections: list[tuple[Any, Truth]] = []
     lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
     try:
         for leaves, truth, size in _by_image(_run(trained, network, rows, batch_size, progress)):
             if isinstance(truth, Truth):
-                detections.append(decoder(leaves, size))
-                truths.append(truth)
+                detections.append((decoder(leaves, size), truth))
                 continue
             for decoder.score_threshold, score in lanes.items():
                 score.add(decoder(leaves, size).mask, truth)
     finally:
         decoder.score_threshold, decoder.iou_threshold = before
-    if truths:
-        return box_points(detections, truths, len(trained.labels), THRESHOLDS)
+    if detections:
+        return box_points(detections, len(trained.labels), THRESHOLDS)
     return [
         {"threshold": threshold, "precision": score.scores()["precision"] if score.predicted else None,
          "recall": score.scores()["recall"] if score.true else None, "false_per_image": None}
@@ -170,7 +169,7 @@ class Served(nn.Module):
 def open_images(name: str, dnn: Dnn, scenes: int) -> Data:
     """The data ``KIND:PATH``, with images in full size and the true boxes of the classes of a DNN's results.
 
-    scenes: see DataRequest. Raises DatasetError for a kind without images of a camera, and for errors in the data.
+    scenes: see open_data. Raises DatasetError for a kind without images of a camera, and for errors in the data.
     """
     kind = kind_and_path(name)[0]
     kinds = [known for known, spec in DATA_KINDS.items() if spec.tasks != ("classes",)]
@@ -179,7 +178,7 @@ def open_images(name: str, dnn: Dnn, scenes: int) -> Data:
     labels = [each for output in dnn.outputs.values() if _truth_kind(output) == "boxes" for each in _reported(output)]
     # The generated road has both boxes and lanes: then the boxes are of the classes that it shows.
     wanted = () if len(DATA_KINDS[kind].tasks) > 1 else tuple(dict.fromkeys(labels))
-    return open_data(name, DataRequest(None, Preprocess(640, 480), wanted, scenes))
+    return open_data(name, None, Preprocess(640, 480), wanted, scenes)
 
 
 def score_dnn(dnn: Dnn, data: Data, rows: Rows, device: torch.device) -> dict[str, dict[str, float] | str]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from small_disk import small_disk
 from torch.nn import functional as F
 
-from multi_dnn_ros.training.data import MAX_SHARE, PARTS, Batches, Data, DataRequest, Task, open_data, split
+from multi_dnn_ros.training.data import MAX_SHARE, PARTS, Batches, Data, Task, open_data, split
 from multi_dnn_ros.training.data_kinds import DatasetError
 from multi_dnn_ros.training.samples import CROWD, NO_BOX, Item, Rows, Sample
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -31,7 +31,7 @@ SIZE, LETTERBOX = Preprocess(48, 32), Preprocess(48, 48, fit="letterbox")
 def opened(
     name: str, task: Task | None = None, labels: tuple[str, ...] = (), scenes: int = 4, framing: Preprocess = SIZE
 ) -> Data:
-    return open_data(name, DataRequest(task, framing, labels, scenes))
+    return open_data(name, task, framing, labels, scenes)
 
 
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (96, 64)) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.training.metrics import LaneScore, Truth, score_detections
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,7 +57,7 @@ def found(*rows: tuple[tuple[int, ...], int, float]) -> SimpleNamespace:
     ],
 )
 def test_average_precision(predicted: list[Any], true: list[Truth], expected: dict[str, float]) -> None:
-    scores = mean_average_precision(predicted, true, ("car", "truck"))
+    scores = score_detections(zip(predicted, true, strict=True), ("car", "truck"))
     assert {name: scores[name] for name in expected} == pytest.approx(expected)
 
 
