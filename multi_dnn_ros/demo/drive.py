@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from tqdm import tqdm
 
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import interrupts
+from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.recorded_frames import Stream, last_statuses
 from multi_dnn_ros.demo.recorder import Recorder
-from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, RecordedDrive, clear_output, report
+from multi_dnn_ros.demo.report import DIAGNOSTICS, NODE, clear_output, score_and_draw
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.ros.middleware import configure
@@ -55,8 +55,6 @@ def run_demo(
     streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
     clear_output(output)
     image = f"/{(settings.topic or f'{camera}/image_raw').lstrip('/')}"
-    drive = {"seconds": seconds, "rate_hz": rate_hz, "size": list(size), "seed": seed}
-    recorded = RecordedDrive(output, camera, image, streams, drive)
     publish = [
         *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--wait-for-subscribers", "2"),
         *("--count", str(max(1, round(seconds * rate_hz))), "--rate", str(rate_hz)),
@@ -67,21 +65,12 @@ def run_demo(
         # Built-in DNNs without a configured threshold get the one for generated roads.
         if is_builtin(dnn.model) and not dnn.score_threshold:
             serve += ["-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}"]
-    peak_memory_bytes, ended_in_time = _record(recorded, publish, serve)
-    return report(recorded, peak_memory_bytes, ended_in_time=ended_in_time)
-
-
-def _record(drive: RecordedDrive, publish: Sequence[str], serve: Sequence[str]) -> tuple[int, bool]:
-    """Run a camera and a node, each with its command line, to the end of the drive.
-
-    Returns the peak resident memory of the node and its engine processes in bytes, and whether they ended in time.
-    """
-    labels = [stream.label_info for stream in drive.streams if stream.label_info]
+    labels = [stream.label_info for stream in streams if stream.label_info]
     topics = {
-        drive.image: "sensor_msgs/msg/Image",
-        f"/{drive.camera}/truth/detections": "vision_msgs/msg/Detection2DArray",
-        f"/{drive.camera}/truth/lane_mask": "sensor_msgs/msg/Image",
-        **{topic: each.kind.msgtypes[name] for each in drive.streams for name, topic in each.topics.items()},
+        image: "sensor_msgs/msg/Image",
+        f"/{camera}/truth/detections": "vision_msgs/msg/Detection2DArray",
+        f"/{camera}/truth/lane_mask": "sensor_msgs/msg/Image",
+        **{topic: each.kind.msgtypes[name] for each in streams for name, topic in each.topics.items()},
         **dict.fromkeys(labels, "vision_msgs/msg/LabelInfo"),
         DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
     }
@@ -89,7 +78,7 @@ def _record(drive: RecordedDrive, publish: Sequence[str], serve: Sequence[str]) 
         domain = stack.enter_context(reserved_domain())
         environment = loopback_environment(domain)
         stack.enter_context(interrupts())
-        writer = stack.enter_context(BagWriter(drive.output / "bag"))
+        writer = stack.enter_context(BagWriter(output / "bag"))
         os.environ.update(environment)
         configure()
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
@@ -99,14 +88,22 @@ def _record(drive: RecordedDrive, publish: Sequence[str], serve: Sequence[str]) 
         executor = SingleThreadedExecutor()
         stack.callback(executor.shutdown)
         executor.add_node(listener)
-        recorder = Recorder(listener, writer, topics, image=drive.image, watch=DIAGNOSTICS, latched=labels)
-        node = stack.enter_context(Child("node", serve, drive.output / "node.log", environment))
-        source = stack.enter_context(Child("camera", publish, drive.output / "camera.log", environment))
-        _watch(executor, recorder, node, source, drive.image)
+        recorder = Recorder(listener, writer, topics, image=image, watch=DIAGNOSTICS, latched=labels)
+        node = stack.enter_context(Child("node", serve, output / "node.log", environment))
+        source = stack.enter_context(Child("camera", publish, output / "camera.log", environment))
+        _watch(executor, recorder, node, source, image)
         _finish(executor, recorder)
         ended_in_time = node.stop()
         recorder.flush()
-        return node.peak_memory_bytes, ended_in_time
+    summary = {
+        **provenance(),
+        "drive": {"seconds": seconds, "rate_hz": rate_hz, "size": list(size), "seed": seed},
+        "node_peak_memory_bytes": node.peak_memory_bytes,  # with its engine processes
+        "node_ended_cleanly": ended_in_time,
+        **score_and_draw(output, camera, image, streams),
+    }
+    write_json(output / "summary.json", summary)
+    return summary
 
 
 def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:

@@ -1,10 +1,9 @@
-"""Makes the video, the picture and the JSON file of a demo from its recording."""
+"""The output folder of a demo, and the figures, the video and the picture that are made from its recording."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.demo.recorded_frames import (
     DnnFigures,
     Stream,
@@ -32,21 +30,6 @@ DIAGNOSTICS = "/diagnostics"
 #: Empty file that marks a folder as that of a demo, and the files of one.
 _MARK = ".multi_dnn_demo"
 _FILES = ("overlay.mp4", "overlay.png", "summary.json", "node.log", "camera.log", "bag")
-
-
-@dataclass(frozen=True)
-class RecordedDrive:
-    """The recording of one drive.
-
-    output: folder of the recording, to which the report is written. camera: the camera's name. image: topic of the raw
-    images, which are recorded as JPEG. streams: the DNNs. settings: those of the drive, for the summary.
-    """
-
-    output: Path
-    camera: str
-    image: str
-    streams: Sequence[Stream]
-    settings: Mapping[str, Any]
 
 
 def check_output(output: Path) -> None:
@@ -69,17 +52,18 @@ def clear_output(output: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bool) -> dict[str, Any]:
-    """Score and draw the recording frame by frame; write overlay.mp4, overlay.png and summary.json.
+def score_and_draw(output: Path, camera: str, image: str, streams: Sequence[Stream]) -> dict[str, Any]:
+    """Score and draw the recording `bag` in the folder `output` frame by frame, into overlay.mp4 and overlay.png there.
 
-    Returns the content of summary.json; its `silent` lists the DNNs without a result.
+    image: topic of the raw images, which are recorded as JPEG. Returns the number of messages by topic, the figures of
+    each DNN, and in `silent` the DNNs without a result.
     """
-    figures = {stream.dnn: DnnFigures(stream) for stream in recorded.streams}
+    figures = {stream.dnn: DnnFigures(stream) for stream in streams}
     picture, max_found = None, -1
-    with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
+    with BagReader(output / "bag") as bag, OverlayFiles(output / "overlay.mp4") as video:
         counts = {name: topic.count for name, topic in bag.topics.items()}
         messages = [deserialize_message(message.data, DiagnosticArray) for message in bag.messages([DIAGNOSTICS])]
-        frames = recorded_frames(bag, recorded.camera, f"{recorded.image}/compressed", recorded.streams)
+        frames = recorded_frames(bag, camera, f"{image}/compressed", streams)
         for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
             drawn = draw(
                 frame.image, [Layer(dnn, figures[dnn].stream.kind, *result) for dnn, result in frame.results.items()]
@@ -91,23 +75,14 @@ def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bo
             if found > max_found:
                 picture, max_found = drawn, found
     if picture is not None:
-        save_picture(recorded.output / "overlay.png", picture)
+        save_picture(output / "overlay.png", picture)
     last = last_statuses(messages, NODE)
     dnns = {}
     for name, figure in figures.items():
-        status = last.get(f"{name} on {recorded.camera}")
+        status = last.get(f"{name} on {camera}")
         dnns[name] = {**figure.summary(), "accounts": None if status is None else frame_counts(status)}
-    summary = {
-        **provenance(),
-        "drive": dict(recorded.settings),
-        "recorded_messages": counts,
-        "dnns": dnns,
-        "node_peak_memory_bytes": peak_memory_bytes,
-        "node_ended_cleanly": ended_in_time,
-        "silent": [name for name, figure in figures.items() if not figure.stamps_ns],
-    }
-    write_json(recorded.output / "summary.json", summary)
-    return summary
+    silent = [name for name, figure in figures.items() if not figure.stamps_ns]
+    return {"recorded_messages": counts, "dnns": dnns, "silent": silent}
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
