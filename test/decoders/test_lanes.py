@@ -55,15 +55,6 @@ def test_lanes_are_numbered_from_the_left_and_dashes_are_joined() -> None:
         assert lane.score > 0.9
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_hole_in_a_line_with_a_very_low_logit_is_no_error() -> None:
-    logits = torch.full((1, 1, 192, 320), -9.0)
-    logits[..., 20:180, 100:106] = 9.0
-    logits[..., 90, 102] = -200.0
-    (lane,) = LaneDecoder(Preprocess(320, 192), ("lane",))((logits,), (192, 320)).lanes
-    assert 0.9 < lane.score < 1.0
-
-
 def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     labels = ("none", "car", "solid", "dashed")
     lane = logits_of(drawn([line(20, 130), line(300, 190)]))[0, 0]
@@ -83,12 +74,6 @@ def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     raw[0, 1, 5, 5] = float("nan")
     with pytest.raises(OutputError, match="holds NaN or infinite values"):
         parts.decode(parts.condense((raw,)), SIZE)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (30, 50)])
-@pytest.mark.parametrize("value", [0, 1])
-def test_masks_without_lines(shape: tuple[int, int], value: int) -> None:
-    assert lanes_in(np.full(shape, value, np.uint8)).lanes == ()
 
 
 def test_blobs_and_bars_are_no_lines() -> None:
@@ -125,16 +110,6 @@ def test_lines_of_roads_are_found(seed: int, size: tuple[int, int]) -> None:
     for u in expected[(expected > 5) & (expected < width - 5)]:
         assert np.abs(found - u).min() < 3.0
     assert len(lanes) <= len(bottoms) + 2
-
-
-@pytest.mark.parametrize("share", [0.02, 0.05, 0.1])
-def test_a_line_is_found_beside_noise(share: float) -> None:
-    mask = (np.random.default_rng(1).random((360, 640)) < share).astype(np.uint8)
-    for v in range(120, 360):
-        mask[v, 290:350] = 0
-        mask[v, 317 : 323 + v // 60] = 1
-    lanes = lanes_in(mask).lanes
-    assert any(abs(lane.curve[0] - 319) < 3 and np.ptp(lane.points[:, 1]) >= 200 for lane in lanes)
 
 
 @st.composite
@@ -180,20 +155,6 @@ def test_lane_points_lie_inside_the_image_and_every_line_has_pixels(
         assert v.min() >= 0.0
         assert v.max() <= height - 1
         assert (np.diff(v) <= 0.0).all()  # from the bottom up
-
-
-def test_points_of_a_line_end_at_the_edge_of_the_image() -> None:
-    """All points lie on the curve: none is moved to the edge."""
-    v = np.arange(191, 60, -1)
-    bend = np.stack([-2.0 + 0.012 * (v - 120.0) ** 2, v], 1)
-    (lane,) = lanes_in(drawn([bend]), SIZE).lanes
-    c0, c1, c2 = lane.curve
-    along = np.arange(200.0, 400.0)
-    assert (c0 + along * (c1 + along * c2)).min() < 0.0  # the curve leaves the image
-    u, v = lane.points.T
-    assert len(u) > 30
-    assert u.min() >= 0.0
-    np.testing.assert_allclose(u, c0 + v * (c1 + v * c2), atol=0.01)
 
 
 def test_twinlitenet_gives_the_lines_of_its_second_map() -> None:

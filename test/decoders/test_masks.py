@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -13,11 +12,11 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.decoders.lane_map import DrivableDecoder
 from multi_dnn_ros.decoders.segmentation import SegmentationDecoder
-from multi_dnn_ros.decoders.yolo import YoloInstancesDecoder, YoloMasksDecoder
+from multi_dnn_ros.decoders.yolo import YoloInstancesDecoder
 from multi_dnn_ros.decoders.yolop import YolopDrivableDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.result_kinds import place_instances, place_mask
-from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
+from multi_dnn_ros.vision.result_kinds import place_instances
+from multi_dnn_ros.vision.results import NO_CLASS, OutputError
 from multi_dnn_ros.vision.view import Window
 
 SIZE = (60, 80)
@@ -78,65 +77,11 @@ def test_the_drivable_area_is_where_its_classes_are_probable(classes: int, seed:
         np.testing.assert_array_equal(parts.decode(parts.condense((logits,)), SIZE).class_ids, found.class_ids)
 
 
-def test_padding_is_not_part_of_the_mask() -> None:
-    decoder = SegmentationDecoder(Preprocess(64, 64, fit="letterbox"), ["a", "b"])
-    logits = torch.zeros(1, 2, 16, 16)
-    logits[0, 1, 2:14] = 9.0  # rows 8 to 56 of the input: a picture of 4:3
-    found = decoder((logits,), SIZE)
-    assert found.class_ids.shape == (12, 16)
-    assert (found.class_ids == 1).all()
-
-
-@given(left=st.integers(0, 40), top=st.integers(0, 40), width=st.integers(1, 60), height=st.integers(1, 60))
-def test_a_mask_of_a_window_has_its_pixels_there(left: int, top: int, width: int, height: int) -> None:
-    window = Window(left, top, width, height)
-    values = np.random.default_rng(0).integers(0, 4, (9, 7), dtype=np.uint8)
-    placed = place_mask(Mask(values, ("a", "b", "c", "d"), window.size), window, (110, 105))
-    expected = np.full((110, 105), NO_CLASS, np.uint8)
-    expected[top : top + height, left : left + width] = cv2.resize(
-        values, (width, height), interpolation=cv2.INTER_NEAREST
-    )
-    np.testing.assert_array_equal(placed.pixels, expected)
-
-
 def test_wrong_shapes_and_too_many_classes_are_reported() -> None:
     with pytest.raises(OutputError, match=r"decoder segmentation with 2 class.* 3 classes in the outputs"):
         SegmentationDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(3, 0),), SIZE)
-    with pytest.raises(OutputError, match="decoder drivable"):
-        DrivableDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(3, 0),), SIZE)
-    with pytest.raises(OutputError, match="NaN"):
-        SegmentationDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(2, 0) * float("nan"),), SIZE)
     with pytest.raises(ValueError, match="at most 255"):
         SegmentationDecoder(Preprocess(64, 48), [f"c{number}" for number in range(256)])
-
-
-@given(st.integers(0, 1000), st.sampled_from(["stretch", "letterbox"]))
-@settings(deadline=None, max_examples=30)
-def test_instances_are_the_boxes_of_yolo_masks_with_their_pixels(seed: int, fit: Any) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.rand(1, 4 + 2 + 32, 60, generator=generator)
-    rows[0, :2] *= 64
-    rows[0, 2:4] *= 30
-    rows[0, 6:] -= 0.5
-    prototypes = torch.randn(1, 32, 16, 16, generator=generator)
-    options: dict[str, Any] = {"score_threshold": 0.8}
-    preprocess = Preprocess(64, 64, fit=fit)
-    found = YoloInstancesDecoder(preprocess, ["a", "b"], **options)((rows, prototypes), SIZE)
-    boxes = YoloMasksDecoder(preprocess, ["a", "b"], **options)((rows, prototypes), SIZE)
-    np.testing.assert_allclose(found.detections.boxes, boxes.boxes, atol=1e-3)
-    np.testing.assert_array_equal(found.detections.class_ids, boxes.class_ids)
-    assert found.pixels.shape == SIZE
-    assert set(np.unique(found.numbers)) <= set(range(len(boxes) + 1))
-    geometry = preprocess.geometry(SIZE)
-    for number, box in enumerate(found.detections.boxes, start=1):
-        rows_of, columns_of = np.nonzero(found.numbers == number)
-        v = (rows_of + 0.5) / found.numbers.shape[0] * SIZE[0]
-        u = (columns_of + 0.5) / found.numbers.shape[1] * SIZE[1]
-        slack = 4 / min(geometry.scale_x, geometry.scale_y)  # a pixel of the prototypes
-        assert (u >= box[0] - slack).all()
-        assert (u <= box[2] + slack).all()
-        assert (v >= box[1] - slack).all()
-        assert (v <= box[3] + slack).all()
 
 
 def test_a_mask_is_the_positive_part_of_its_prototypes_inside_the_box() -> None:

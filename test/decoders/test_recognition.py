@@ -9,23 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.decoders.layout import Layout, row_count
-from multi_dnn_ros.decoders.registry import DECODERS, recognize
-from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.decoders.registry import recognize
 
 #: Shapes of real exports, input size and number of class names that are known (0: none).
 EXPORTS = {
     "YOLOv5, v7": ("yolov5", [(1, 25200, 85)], (640, 640), 0),
-    "YOLOv5 of one class": ("yolov5", [(1, 25200, 6)], (640, 640), 0),
     "YOLOv5 P6": ("yolov5", [(1, 102000, 85)], (1280, 1280), 80),
     "YOLOv3 tiny": ("yolov5", [(1, 2535, 85)], (416, 416), 0),
     "YOLOv8": ("yolo", [(1, 84, 8400)], (640, 640), 80),
-    "YOLOv8 of 320x320, one class": ("yolo", [(1, 5, 2100)], (320, 320), 0),
     "YOLOv8 with free axes": ("yolo", [(0, 84, 0)], None, 80),
     "YOLOv8-seg": ("yolo_masks", [(1, 116, 8400), (1, 32, 160, 160)], (640, 640), 80),
     "YOLOX": ("yolox", [(1, 3549, 85)], (416, 416), 0),
-    "YOLOX of one class": ("yolox", [(1, 756, 6)], (192, 192), 0),
     "YOLOv10": ("end_to_end", [(1, 300, 6)], (640, 640), 80),
-    "YOLOv10 of two classes": ("end_to_end", [(1, 300, 6)], (640, 640), 2),
     "NanoDet": ("nanodet", [(1, 2704, 80), (1, 676, 80), (1, 169, 80), (1, 2704, 32), (1, 676, 32), (1, 169, 32)],
                 (416, 416), 0),
     "NanoDet without a first axis": ("nanodet", [(1600, 80), (400, 80), (100, 80), (1600, 32), (400, 32), (100, 32)],
@@ -41,13 +36,10 @@ EXPORTS = {
     "DETR": ("detr", [(1, 100, 92), (1, 100, 4)], (800, 800), 0),
     "DETR with names": ("detr", [(1, 300, 81), (1, 300, 4)], (800, 800), 80),
     "RT-DETR of Hugging Face": ("detr_sigmoid", [(1, 300, 80), (1, 300, 4)], (640, 640), 0),
-    "of 100 queries with names": ("detr_sigmoid", [(1, 100, 80), (1, 100, 4)], (640, 640), 80),
     "SSD": ("ssd", [(1, 3000, 21), (1, 3000, 4)], (300, 300), 0),
     "SSD, boxes first": ("ssd", [(1, 3000, 4), (1, 3000, 21)], (300, 300), 21),
     "FastestDet": ("grid", [(1, 85, 22, 22)], (352, 352), 80),
-    "grid of 32 x 32 pixels": ("grid", [(1, 85, 11, 11)], (352, 352), 80),
     "segmentation": ("segmentation", [(1, 19, 512, 1024)], (1024, 512), 0),
-    "segmentation at an eighth": ("segmentation", [(1, 4, 64, 112)], (896, 512), 4),
     "LSTR": ("lstr", [(1, 7, 2), (1, 7, 8), (1, 7, 2), (1, 7, 8), (1, 240, 240)], (640, 360), 0),
     "UFLDv2 for CULane": ("ufldv2", [(1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4)], (1600, 320), 0),
     "UFLDv2 for TuSimple": ("ufldv2", [(1, 100, 56, 4), (1, 100, 41, 4), (1, 2, 56, 4), (1, 2, 41, 4)], (800, 320), 0),
@@ -120,35 +112,6 @@ def test_only_decoders_of_a_result_kind() -> None:
     assert recognize(yolop, "lanes").chosen == "yolop_lanes"
     assert recognize(yolop, "lanes").decided
     assert recognize(yolop, "drivable_area").chosen == "yolop_drivable"
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(22, 11), (352, 352), (88, 88), (23, 23)])
-def test_a_map_that_does_not_divide_the_input_into_square_cells_is_no_grid(rows: int, columns: int) -> None:
-    found = dict(recognize(Layout(((1, 85, rows, columns),), (352, 352), 80)).differences)
-    assert found["grid"].text.startswith(f"{columns} x {rows} cells in an input of 352 x 352; expected one per n x n")
-
-
-shapes = st.lists(st.lists(st.integers(0, 9000), max_size=5).map(tuple), max_size=7)
-
-
-def test_the_text_about_parameter_color_names_the_decoders_that_expect_bgr() -> None:
-    text = " ".join((DnnConfig.model_fields["color"].description or "").split())
-    named = re.search(r"bgr with decoders (.*) and (\w+), and rgb", text)
-    assert named is not None
-    expected = {spec.name for spec in DECODERS.usable() if spec.preprocess.get("bgr")}
-    assert {*named[1].split(", "), named[2]} == expected
-
-
-@given(shapes, st.none() | st.tuples(st.integers(1, 2000), st.integers(1, 2000)), st.integers(0, 100))
-def test_any_shapes_give_one_answer(found: list, size: tuple[int, int] | None, classes: int) -> None:
-    layout = Layout(tuple(found), size, classes)
-    first, second = recognize(layout), recognize(layout)
-    assert first == second
-    usable = [spec.name for spec in DECODERS.usable() if spec.recognize is not None]
-    assert sorted(name for name, _ in (*first.matches, *first.differences)) == sorted(usable)
-    certainties = [match.certainty for _, match in first.matches]
-    assert certainties == sorted(certainties, reverse=True)
-    assert first.why
 
 
 # From 160 x 160 pixels on: with fewer cells than classes, rows and columns of a square layout cannot be told apart.

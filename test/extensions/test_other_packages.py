@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 from extension_tables import in_document
 from fork_server import ForkServer
@@ -112,21 +110,6 @@ def test_the_node_serves_its_extensions_and_names_those_that_are_wrong(
     assert [what for what in wrong if f"{what} of broken-extension" not in log] == []
 
 
-def test_the_parameter_file_is_accepted_with_the_package_and_refused_without(package: tuple[Path, Path]) -> None:
-    source, target = package
-    code = f"""
-from pathlib import Path
-from multi_dnn_ros.settings.params_file import read_params_file
-try:
-    print(read_params_file(Path({str(source / "cones.yaml")!r})).dnns["cones"].decoder)
-except ValueError as error:
-    print(error)
-"""
-    assert run(code, target).strip() == "centers"
-    refused = run(code, source / "none")
-    assert "dnn.cones.decoder is 'centers'; allowed: auto, torchvision, yolo, grid, segmentation, lane" in refused
-
-
 def test_the_result_kind_makes_its_message_and_draws_without_pytorch(package: tuple[Path, Path]) -> None:
     code = """
 import sys
@@ -200,13 +183,6 @@ def test_the_backend_runs_the_network_and_errors_and_tables_list_the_extensions(
         "| `company` | company:cones | no |",
     ):
         assert row in text
-
-
-def test_inspect_draws_what_the_decoder_finds(package: tuple[Path, Path], tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "road.png"), np.zeros((48, 64, 3), np.uint8))
-    words = ["inspect", "company:cones", "--image", str(tmp_path / "road.png"), "--output", str(tmp_path / "found.png")]
-    assert "centers" in run(f"from multi_dnn_ros.cli.main import main; main({words!r})", package[1])
-    assert cv2.imread(str(tmp_path / "found.png")) is not None
 
 
 def test_the_tables_of_the_page_are_those_of_the_registries() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.vision.ground import CameraPose, GroundView, ImageArea
-from multi_dnn_ros.vision.lens import CalibrationError, Lens, checked_lens
+from multi_dnn_ros.vision.lens import CalibrationError, checked_lens
 
 K = (500.0, 0.0, 319.5, 0.0, 505.0, 239.5, 0.0, 0.0, 1.0)
 #: Distortions of ordinary lenses: model, and D at full strength.
@@ -68,17 +68,6 @@ def test_a_point_of_the_ground_is_found_again(lens: str, data: Any) -> None:
     assert (np.abs(found.points - truth).max(axis=1, initial=0.0) <= 1e-6 * np.maximum(distance, 1.0)).all()
 
 
-@pytest.mark.parametrize("lens", LENSES)
-@given(data=st.data())
-def test_a_pixel_on_the_ground_is_projected_back_onto_itself(lens: str, data: Any) -> None:
-    view = data.draw(views(lens))
-    pixels = np.array(data.draw(st.lists(st.tuples(st.floats(-50, 700), st.floats(-50, 500)), min_size=1, max_size=20)))
-    found = view.project(pixels)
-    missed = np.abs(pixels_of(view, found.points[found.kept]) - pixels[found.kept]) * view.area.scale
-    assert missed.max(initial=0.0) < 1.1e-6  # calibrated pixels
-    assert np.isnan(found.points[~found.kept]).all()
-
-
 def view_of(*, pitch: float = 0.0, roll: float = 0.0, yaw: float = 0.0, **others: Any) -> GroundView:
     pose = CameraPose.mounted((0.0, 0.0, 1.4), roll, pitch, yaw)
     return GroundView(checked_lens(K, (), ""), ImageArea(), pose, **others)
@@ -96,31 +85,6 @@ def test_the_axes_are_those_of_rep_103() -> None:
     # Rolled clockwise, the right side of the image sees the ground nearer.
     rolled = view_of(roll=0.1).project(np.array([[419.5, 260.0]])).points[0]
     assert rolled[0] < view_of().project(np.array([[419.5, 260.0]])).points[0][0]
-
-
-def test_the_pose_of_the_parameters_is_that_of_the_transform() -> None:
-    """Quaternion of URDF's rpy = (roll, pitch, yaw), times that of the optical frame."""
-    roll, pitch, yaw = 0.1, -0.2, 0.7
-
-    def about(axis: int, angle: float) -> np.ndarray:
-        quaternion = np.zeros(4)
-        quaternion[axis], quaternion[3] = math.sin(angle / 2), math.cos(angle / 2)
-        return quaternion
-
-    def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        vector = a[3] * b[:3] + b[3] * a[:3] + np.cross(a[:3], b[:3])
-        return np.array([*vector, a[3] * b[3] - a[:3] @ b[:3]])
-
-    body = times(about(2, yaw), times(about(1, pitch), about(0, roll)))
-    optical = times(about(2, -math.pi / 2), about(0, -math.pi / 2))
-    given_pose = CameraPose.of_transform((1.0, 2.0, 3.0), (2.5 * times(body, optical)).tolist())
-    assert given_pose.rotation == pytest.approx(CameraPose.mounted((0, 0, 0), roll, pitch, yaw).rotation)
-
-
-@pytest.mark.parametrize("quaternion", [(0, 0, 0, 0), (math.nan, 0, 0, 1), (0, math.inf, 0, 1)])
-def test_an_invalid_transform_is_refused(quaternion: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="not a rigid motion"):
-        CameraPose.of_transform((0, 0, 1), quaternion)
 
 
 def test_points_that_are_left_out() -> None:
@@ -149,10 +113,3 @@ def test_a_calibration_that_cannot_be_used(
 ) -> None:
     with pytest.raises(CalibrationError, match=text.replace("(", r"\(")):
         checked_lens(matrix, coefficients, model)
-
-
-def test_zeros_are_no_distortion_of_any_model() -> None:
-    pixels = np.array([[100.0, 200.0], [600.0, 30.0]])
-    for coefficients, model in (((0.0,) * 5, "whatever"), ((), ""), ((0.0,) * 4, "equidistant")):
-        found = checked_lens(K, coefficients, model).directions(pixels)
-        np.testing.assert_allclose(found, Lens(np.array(K).reshape(3, 3)).directions(pixels))

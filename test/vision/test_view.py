@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,10 @@ from hypothesis import strategies as st
 from multi_dnn_ros.decoders.lane_map import LaneDecoder
 from multi_dnn_ros.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.dnn import Dnn, Output
-from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.view import View, Window
 
 LABELS = ("car", "truck")
-#: Bytes per pixel of encodings of grey pictures; those with a colour filter, whose edges are blurred, are left out.
-ENCODINGS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "8UC3": 3, "mono8": 1, "8UC1": 1, "mono16": 2,
-             "yuv422": 2, "yuv422_yuy2": 2}  # fmt: skip
 
 
 def detector(view: View, preprocess: Preprocess) -> Dnn:
@@ -72,42 +67,6 @@ def test_a_box_returns_to_its_position_in_the_whole_image(case: Any, fit: Any, d
     for got in found.boxes:  # none: a box without a height or width in float32
         np.testing.assert_allclose(got, box, atol=0.5)
     assert len(found) == 1 or min(box[2:] - box[:2]) < 0.01
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@given(data=st.data(), fit=st.sampled_from(["stretch", "letterbox"]))
-@settings(deadline=None, max_examples=25)
-def test_a_rectangle_in_the_camera_image_is_found_where_it_is(encoding: str, data: Any, fit: Any) -> None:
-    """From the message to the result, with a network that finds what is bright."""
-    width, height = 2 * data.draw(st.integers(8, 60)), 2 * data.draw(st.integers(8, 60))
-    x, y = data.draw(st.integers(0, width - 8)), data.draw(st.integers(0, height - 8))
-    window = Window(x, y, data.draw(st.integers(8, width - x)), data.draw(st.integers(8, height - y)))
-    left, top = data.draw(st.integers(x + 1, x + window.width - 6)), data.draw(st.integers(y + 1, window.bottom - 6))
-    right, bottom = (
-        data.draw(st.integers(left + 4, window.right - 1)),
-        data.draw(st.integers(top + 4, window.bottom - 1)),
-    )
-    picture = np.zeros((height, width), np.uint8)
-    picture[top:bottom, left:right] = 255
-    pixels = decode_image(message(picture, encoding), ImageSettings("front", 1 << 20))
-    # Larger than the window, so that no edge is lost: with a smaller input the network's resolution would limit.
-    dnn = detector(View(tuple(map(float, window))), Preprocess(3 * window.width, 3 * window.height, fit=fit))
-    (inputs,) = dnn.inputs(torch.from_numpy(pixels))
-    bright = inputs[0].mean(0).numpy() > 0.7 if fit == "letterbox" else inputs[0].mean(0).numpy() > 0.5
-    rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
-    box = np.array([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]])
-    (found,) = dnn.results((outputs_for(box),), (height, width)).boxes
-    np.testing.assert_allclose(found, [left, top, right, bottom], atol=0.5)
-
-
-def message(picture: npt.NDArray[np.uint8], encoding: str) -> Any:
-    """A grey picture (H, W) as an Image message."""
-    height, width = picture.shape
-    grey = np.full_like(picture, 128)
-    parts = {"yuv422": (grey, picture), "yuv422_yuy2": (picture, grey)}.get(encoding, (picture,) * ENCODINGS[encoding])
-    data = np.stack(parts, axis=2).tobytes()
-    return SimpleNamespace(encoding=encoding, height=height, width=width, step=width * len(parts), is_bigendian=0,
-                           data=data)  # fmt: skip
 
 
 def test_lane_lines_of_a_crop_are_in_pixels_of_the_image() -> None:
