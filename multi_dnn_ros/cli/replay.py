@@ -130,7 +130,7 @@ def _run_cluster(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from multi_dnn_ros.common.reporting import provenance, write_json
-    from multi_dnn_ros.fleet.ray_cluster import alive_hosts, connected, ray_reason
+    from multi_dnn_ros.fleet.units import connected
 
     source, output, gpus = args.in_bag.absolute(), args.out_bag.absolute(), args.gpus
     manifest = output / "manifest.json"
@@ -149,7 +149,8 @@ def _run_cluster(args: argparse.Namespace) -> int:
         raise UsageError(f"OUT_BAG {output} already exists and has no {manifest.name}; name a new folder")
     outcomes: dict[str, dict[str, str]] = {}
     with connected(args.cluster) as ray, tqdm(total=len(recordings), unit="recording", disable=None) as bar:
-        if not any(host.get("CPU", 0) >= 1 and host.get("GPU", 0) >= gpus for host in alive_hosts(ray)):
+        hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(host.get("CPU", 0) >= 1 and host.get("GPU", 0) >= gpus for host in hosts):
             raise CommandError(f"no host of the cluster has the CPU core and the {gpus:g} GPUs for one replay")
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=2)(replay_one)
         pending = {task.remote(str(path), str(output / name), words): name for name, path in recordings.items()}
@@ -159,7 +160,7 @@ def _run_cluster(args: argparse.Namespace) -> int:
             try:
                 outcomes[name] = ray.get(ended)
             except ray.exceptions.RayError as error:
-                outcomes[name] = {"status": "failed", "message": ray_reason(error)}
+                outcomes[name] = {"status": "failed", "message": str(error).strip().splitlines()[-1]}
             write_json(manifest, {"options": words, **provenance(), "recordings": outcomes})
             bar.update(1)
             if outcomes[name]["status"] != "done":

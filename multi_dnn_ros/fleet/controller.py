@@ -16,7 +16,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.fleet.job import Job, Turns
 from multi_dnn_ros.fleet.jobs_file import JobsFile
-from multi_dnn_ros.fleet.policy import POLICIES, Assignment, Policy, decide
+from multi_dnn_ros.fleet.policy import POLICIES, Policy, decide
 from multi_dnn_ros.fleet.units import UnitPool
 
 #: Time between two looks at the jobs; longest time for the checkpoints of all of them when the command is interrupted.
@@ -41,8 +41,7 @@ class Fleet:
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
-            taken = f"{folder} is used by another fleet; end it first, or give another --folder"
-            raise CommandError(taken) from None
+            raise CommandError(f"{folder} is used by another fleet; end it, or give another --folder") from None
         self.policy, self.pool = policy, pool
         self._period_s, self._kept, self._watch = file.period_s, folder / "fleet.json", watch
         try:
@@ -103,7 +102,6 @@ class Fleet:
             asyncio.get_running_loop().remove_signal_handler(each)
 
     async def _run(self, job: Job) -> None:
-        await asyncio.sleep(max(0.0, job.job.start_after_s - self.seconds))
         await job.run()
         self._watch(self, f"{job.job.name}: {job.state.status} {job.state.text}".rstrip())
 
@@ -115,12 +113,8 @@ class Fleet:
             job.predict(decision.end_s.get(name))
             job.save_state()
         self._turns.give(decision.training)
-        self._record(decision.training)
-
-    def _record(self, training: Assignment) -> None:
-        """Add the present decision to the report, and show it if it changes who trains where."""
         before = self.decisions[-1]["training"] if self.decisions else {}
-        now = {name: list(units) for name, units in training.items()}
+        now = {name: list(units) for name, units in decision.training.items()}
         self.decisions.append({
             "seconds": round(self.seconds, 3),
             "training": now,

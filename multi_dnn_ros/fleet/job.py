@@ -129,10 +129,6 @@ class Job:
         return self.state.status in ("finished", "failed")
 
     @property
-    def has_turn(self) -> bool:
-        return self._turns.has_turn(self.job.name)
-
-    @property
     def elapsed_s(self) -> float:
         return self.state.elapsed_s + (time.monotonic() - self._since if self._since is not None else 0.0)
 
@@ -143,10 +139,10 @@ class Job:
 
     def view(self) -> JobView:
         """What a decision knows of the job."""
-        state, starts_s = self.state, time.monotonic() - self._started_at
+        state, starts_s, trains = self.state, time.monotonic() - self._started_at, self._turns.has_turn(self.job.name)
         return JobView(
             state.total, state.total - state.done, self.elapsed_s, state.step_s, self.job.priority, self.units,
-            0.0 if self.is_ready else max(1.0, self._change_s - starts_s), self._change_s, self.has_turn,
+            0.0 if self.is_ready else max(1.0, self._change_s - starts_s), self._change_s, trains,
         )  # fmt: skip
 
     def predict(self, end_s: float | None) -> None:

@@ -15,18 +15,17 @@ from multi_dnn_ros.settings.params_file import StrictLoader
 #: Most units of one job: each has a part of every batch.
 MOST_UNITS = 10
 #: Keys of a job that may change between two runs of the same training.
-_CHANGEABLE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
+_CHANGEABLE = {"name", "priority", "checkpoint_every_s", "output"}
 
 
-class _FileModel(BaseModel):
-    """Immutable; rejects unknown keys and numbers that are not finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+#: Immutable; rejects unknown keys and numbers that are not finite.
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class FleetJob(_FileModel):
+class FleetJob(BaseModel):
     """One training job. Its keys mean the same as the options of `multi-dnn retrain` with these names."""
 
+    model_config = _STRICT
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64, description="unique; names the job's folder")
     model: str = Field(min_length=1, description="as MODEL of `multi-dnn retrain`")
     data: str = Field(min_length=1, description="KIND:PATH, as --data of `multi-dnn retrain`")
@@ -48,7 +47,6 @@ class FleetJob(_FileModel):
     precision: Literal["fp32", "bf16"] = Field(default="bf16", description="of the forward pass on a GPU")
     seed: int = Field(default=0, ge=0, description="seed of order, augmentation and dropout")
     checkpoint_every_s: float = Field(default=60.0, gt=0, description="seconds between checkpoints")
-    start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")
     output: Path | None = Field(default=None, description="file for the trained network; null: in the job's folder")
 
     @property
@@ -69,9 +67,10 @@ class FleetJob(_FileModel):
         return self
 
 
-class JobsFile(_FileModel):
+class JobsFile(BaseModel):
     """The whole file."""
 
+    model_config = _STRICT
     period_s: float = Field(default=30.0, gt=0, le=86400, description="longest time between decisions, seconds")
     jobs: tuple[FleetJob, ...] = Field(min_length=1, description="the training jobs")
 
@@ -98,9 +97,8 @@ def read_jobs_file(path: Path) -> JobsFile:
     try:
         return JobsFile.model_validate(document)
     except ValidationError as error:
-        # Invalid jobs are left out of the list, so an error that it is too short then says nothing about the file.
-        problems = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]
-        raise ValueError(f"{path}: {'; '.join(_problem(document, dict(each)) for each in problems)}") from None
+        problems = [_problem(document, dict(each)) for each in error.errors()]
+        raise ValueError(f"{path}: {'; '.join(problems)}") from None
 
 
 def _problem(document: Mapping[str, Any], error: Mapping[str, Any]) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError, UsageError, summarize_error
+from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.resources import cpu_count
-from multi_dnn_ros.fleet.ray_cluster import connected
 
+#: Value of --cluster for processes on this machine only.
+LOCAL = "local"
+_CONNECT_S = 5.0
 #: Longest wait for units that other programs of a cluster use.
 _PLACE_S = 30.0
 #: Part of a GPU that Ray counts for a process. Which process uses the GPU is decided here; Ray only has to give it one.
@@ -64,3 +70,43 @@ def reserved_units(address: str, count: int | None, threads: int | None) -> Iter
                 "programs, or request fewer --units"
             )
         yield pool
+
+
+@contextmanager
+def connected(address: str, local_cores: int | None = None) -> Iterator[Any]:
+    """The module ray, connected to a cluster. address: `local`, `auto`, or HOST:PORT. local_cores: cores that a local
+    cluster counts; None: those of this machine.
+
+    Raises MissingExtra without ray, UsageError for another form of address, CommandError for a cluster that cannot be
+    reached.
+    """
+    with optional("--cluster"):
+        import ray
+
+    local, before = address == LOCAL, dict(os.environ)
+    if not local and address != "auto":
+        host, separator, port = address.rpartition(":")
+        if not (separator and host and port.isdigit()):
+            raise UsageError(f"--cluster is '{address}'; expected HOST:PORT, auto, {LOCAL}, or nothing")
+        try:  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise CommandError(f"the Ray cluster {address} cannot be reached: {error}") from None
+    if local:
+        # Its dashboard would ask metadata services of clouds (Ray 2.60, UsageStatsHead.run), by the library requests,
+        # which a proxy that does not exist stops. Ray's own connections use no proxy.
+        os.environ.update(http_proxy="http://127.0.0.1:9", no_proxy="")
+    try:
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR,
+            include_dashboard=False if local else None, num_cpus=local_cores if local else None,
+        )  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise CommandError(f"the Ray cluster {address} cannot be reached: {summarize_error(error)}") from error
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
