@@ -1,7 +1,4 @@
-"""The ROS 2 node, the only package whose modules need rclpy throughout.
-
-The packages that use rclpy or message classes elsewhere import this one first, for its error where ROS 2 is missing.
-"""
+"""The ROS 2 node. Other packages that use rclpy import this one first, for its error where ROS 2 is missing."""
 
 from __future__ import annotations
 

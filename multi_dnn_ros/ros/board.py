@@ -104,10 +104,9 @@ class BoardMonitor:
 
 def text_of(path: Path) -> str:
     """The text in a file of sysfs; empty if it cannot be read."""
-    try:
+    with suppress(OSError):  # some drivers answer EAGAIN or ENODATA
         return path.read_text(encoding="utf-8", errors="replace").strip()[:64]
-    except OSError:  # some drivers answer EAGAIN or ENODATA
-        return ""
+    return ""
 
 
 def _number(path: Path) -> float | None:
@@ -156,7 +155,6 @@ def _read_gpus(nvml: Any, reading: Reading) -> None:
 
 def _ask(function: Any, *arguments: Any) -> float | None:
     """The result; None if the GPU does not support the query or is gone."""
-    try:
+    with suppress(Exception):  # NVMLError has a class for each code
         return float(function(*arguments))
-    except Exception:  # NVMLError has a class for each code
-        return None
+    return None

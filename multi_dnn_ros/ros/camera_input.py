@@ -21,9 +21,14 @@ from multi_dnn_ros.serving.camera_decoder import Decode
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH, STALE_AFTER_S, CameraConfig
 from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 
+try:
+    from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
+except ImportError:  # Humble
+    from rclpy.qos_event import SubscriptionEventCallbacks, UnsupportedEventTypeError
+
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
 TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
-#: Ends of the names of images that nodes of this package publish; no camera. Number of topics that a message lists.
+#: Ends of the names of images that nodes of this package publish; number of topics that a message lists.
 _RESULTS, _MAX_TOPICS = ("/overlay", "/overlay/compressed", "/mask"), 8
 #: What is wrong with the publishers of a topic is reported when it has lasted for this time.
 _WARN_AFTER_NS = 5_000_000_000
@@ -57,7 +62,7 @@ class CameraInput:
         self._shape = "none yet"
         self._arrivals: deque[int] = deque(maxlen=4096)
         self._ages = StampAges()
-        self._error = self._warning = ""  # why no image can arrive, and what else is wrong with the publishers
+        self._error = self._warning = ""  # why no image can arrive, and what else is wrong
         self._warned: set[str] = set()  # kinds of problems that have been logged and still exist
         self._publishers = node.get_publishers_info_by_topic(self._name)
         self._closing = threading.Lock()  # held by callbacks, which run in another thread than close()
@@ -153,14 +158,13 @@ class CameraInput:
     def _subscribe(self, qos: QoSProfile) -> Any:
         self._qos = qos
         kind = CompressedImage if self._config.transport == "compressed" else Image
-        callbacks, unsupported = _event_classes()
         create = partial(self._node.create_subscription, kind, self._name, self._on_image, qos)
         # Without rclpy's default callbacks: incompatible QoS is logged here, with the names of the nodes.
         events = {"message_lost": self._on_lost, "incompatible_qos": self._judge_publishers}
         try:
-            return create(event_callbacks=callbacks(**events, use_default_callbacks=False))
-        except unsupported:
-            return create(event_callbacks=callbacks(use_default_callbacks=False))
+            return create(event_callbacks=SubscriptionEventCallbacks(**events, use_default_callbacks=False))
+        except UnsupportedEventTypeError:
+            return create(event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False))
 
     def _on_image(self, message: Image | CompressedImage) -> None:
         decode: Callable = decode_image
@@ -195,9 +199,8 @@ class CameraInput:
         """The status `camera <camera>`; also logs new problems. bad_images: that could not be decoded."""
         self._warn_once("stamps", self._ages.problem(now_ns, simulated=self._node.get_clock().ros_time_is_active))
         silence, hz, expected_hz = self.silence(now_ns), self._arrival_hz(now_ns), self._config.rate_hz
-        slow = ""
-        if hz < _MIN_RATE * expected_hz and self._received >= _MIN_IMAGES:
-            slow = f"{hz:.1f} Hz, camera.{self._camera}.rate_hz is {expected_hz:g}; see docs/cameras.md"
+        is_slow = hz < _MIN_RATE * expected_hz and self._received >= _MIN_IMAGES
+        slow = f"{hz:.1f} Hz, camera.{self._camera}.rate_hz is {expected_hz:g}; see docs/cameras.md" if is_slow else ""
         cause = self._too_large() if slow or self._lost or not self._received else ""
         self._warn_once("size", cause)
         problems = "; ".join(text for text in (silence, self._warning, slow, cause) if text)
@@ -240,11 +243,3 @@ def topic_name(camera: str, config: CameraConfig) -> str:
 def _node_name(info: Any) -> str:
     """The full name of the node of a publisher."""
     return f"{info.node_namespace.rstrip('/')}/{info.node_name}"
-
-
-def _event_classes() -> tuple[Any, type[Exception]]:
-    try:
-        from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
-    except ImportError:  # Humble
-        from rclpy.qos_event import SubscriptionEventCallbacks, UnsupportedEventTypeError
-    return SubscriptionEventCallbacks, UnsupportedEventTypeError

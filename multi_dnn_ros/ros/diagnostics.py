@@ -1,7 +1,6 @@
-"""Publishes the statuses of the node on /diagnostics; docs/diagnostics.md lists them.
+"""The statuses on /diagnostics, which docs/diagnostics.md lists.
 
-Keys contain the unit. Times are measured on the monotonic clock, so they are correct with simulated time, too; only the
-stamp of the message and the ages relative to header stamps use the node's clock.
+Keys contain the unit. Times are on the monotonic clock, but for ages relative to header stamps.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.ground import CameraPose, GroundPoints, GroundView, ImageArea
 from multi_dnn_ros.vision.lens import CalibrationError, Lens, Points, checked_lens
 
-#: Best effort is compatible with every publisher, and a later message replaces a lost one.
+#: Compatible with every publisher.
 _QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 #: A resized image may differ from the exact aspect ratio by this number of pixels.
 _ROUNDING = 1.0
 #: Points further away are left out, because their error grows with the square of the distance.
 _RANGE_M = 50.0
-#: Projects pixels (N, 2) of an image onto the ground.
+#: Projects pixels (N, 2) onto the ground.
 Project = Callable[[npt.NDArray[np.floating]], GroundPoints]
 
 
@@ -71,10 +71,7 @@ class Ground:
             camera.update(name in wanted, self._listener.buffer if self._listener is not None else None)
 
     def view(self, camera: str, header: Header, image_size: tuple[int, int]) -> tuple[Header, Project] | None:
-        """Header and projection for results of an image of (width, height); None: not possible, a status says why.
-
-        May be called in any thread.
-        """
+        """Header and projection for an image of (width, height), in any thread; None: a status says why not."""
         project = self._cameras[camera].view(header, image_size)
         return None if project is None else (Header(stamp=header.stamp, frame_id=self._vehicle), project)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 from rclpy.utilities import get_rmw_implementation_identifier
@@ -22,8 +23,7 @@ _USER_VARIABLES = {
     "rmw_cyclonedds_cpp": ("CYCLONEDDS_URI",),
     "rmw_fastrtps_cpp": (*_FAST_FILE_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS"),
 }
-#: Smallest net.core.rmem_max with which Fast DDS is configured to receive images by UDP: with less, a reliable camera
-#: delivers more through shared memory (docs/cameras.md).
+#: Smallest net.core.rmem_max with which Fast DDS receives images by UDP and not through shared memory.
 _UDP_MIN_BYTES = 2_000_000
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 #: Payload that fits a receive buffer, as a share of its size as the kernel counts it, twice the granted one (measured).
@@ -41,23 +41,20 @@ def configure(environment: MutableMapping[str, str] = os.environ) -> str:
     for variable in _USER_VARIABLES.get(name, ()):
         if environment.get(variable):
             return f"middleware: {name} with your {variable}={environment[variable][:200]}"
+    made: dict[str, str] = {}
     if name == "rmw_cyclonedds_cpp":
-        variable, value = "CYCLONEDDS_URI", f"file://{config_file('cyclonedds.xml')}"
+        made = {"CYCLONEDDS_URI": f"file://{config_file('cyclonedds.xml')}"}
     elif name == "rmw_fastrtps_cpp" and (rmem_max_bytes() or 0) >= _UDP_MIN_BYTES:
-        value = environment[_FAST_FILE_VARIABLES[0]] = str(config_file("fastdds_udp.xml"))
-        variable = _FAST_FILE_VARIABLES[1]
-    else:
-        return f"middleware: {name} with its own settings"
-    environment[variable] = value
-    return f"middleware: {name} with {value}, because {variable} is not set"
+        made = dict.fromkeys(_FAST_FILE_VARIABLES, str(config_file("fastdds_udp.xml")))
+    environment.update(made)
+    return f"middleware: {name} with {next(iter(made.values()), 'its own settings')}"
 
 
 def rmem_max_bytes() -> int | None:
     """net.core.rmem_max: the largest receive buffer that the kernel grants a socket; None: unknown."""
-    try:
+    with suppress(OSError, ValueError):
         return int(_RMEM_MAX.read_text())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def remedy_for_size(image_bytes: int, alternative: str, limit: int | None) -> str:

@@ -29,8 +29,6 @@ from multi_dnn_ros.serving.host import Host
 from multi_dnn_ros.settings.schema import STOP_TIMEOUT_S
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
-#: Default name; a remap changes it.
-NODE_NAME = "multi_dnn"
 #: Maximum time for a transition in progress when the process ends, in addition to that for frames in progress.
 _END_S = 3.0
 _POLL_S = 0.05
@@ -45,7 +43,7 @@ class MultiDnnNode(LifecycleNode):
     """
 
     def __init__(self, *, build: Build = build_pipeline, **arguments: Any) -> None:
-        Node.__init__(self, NODE_NAME, **arguments)
+        Node.__init__(self, "multi_dnn", **arguments)
         # LifecycleNode has no parameter for the group. Reentrant, because get_state must respond during a transition.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         self._build = build
@@ -104,7 +102,7 @@ class MultiDnnNode(LifecycleNode):
     # -- transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """FAILURE leaves the node unconfigured, with the reason in the log; parameters can then be corrected."""
+        """FAILURE leaves the node unconfigured, with the reason in the log."""
         self._failure, self._state = "", "configuring"
         try:
             with self._in_transition("configure", self._release):

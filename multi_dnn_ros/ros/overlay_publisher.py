@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,6 @@ from multi_dnn_ros.vision.results import results_by_name
 
 #: Maximum number of unfinished frames per camera; if there are more, the oldest is not drawn.
 _MAX_OPEN_FRAMES = 8
-#: For this time, the last result of a DNN is also drawn on frames that the DNN has dropped.
-_HOLD_NS = 1_000_000_000
 #: Minimum time between two log lines.
 _LOG_PERIOD_S = 5.0
 Layers = tuple[Layer, ...]
@@ -32,17 +29,13 @@ Layers = tuple[Layer, ...]
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
-    dnns: number of each camera's DNNs. log: the node's logger, for what could not be drawn or published. Only the
-    newest complete frame of a camera is drawn, and never a frame older than the one drawn last. The result of a slow
-    DNN for an older frame is drawn on the next frames.
+    dnns: number of each camera's DNNs. log: the node's logger. Only the newest complete frame of a camera is drawn.
     """
 
     def __init__(self, outputs: ResultPublishers, dnns: Mapping[str, int], log: Any) -> None:
         self._outputs, self._dnns, self._log = outputs, dnns, log
         #: By camera, the unfinished frames, each with the layers of the DNNs that have finished it; empty: dropped.
         self._open: dict[str, dict[Frame, dict[str, Layers]]] = {camera: {} for camera in dnns}
-        #: By camera and DNN, the newest result: arrival and (H, W) of its frame, when it was ready, its layers.
-        self._latest: dict[str, dict[str, tuple[int, tuple[int, int], int, Layers]]] = {camera: {} for camera in dnns}
         self._newest_ns = dict.fromkeys(dnns, 0)  # arrival time of the newest complete frame
         self._ready: dict[str, tuple[Frame, RgbImage, list[Layer]]] = {}
         self._wake = threading.Condition()
@@ -52,15 +45,11 @@ class OverlayPublisher:
 
     def add(self, result: Result) -> None:
         """Add a result; to be called before the memory of the frame's image is released. Does not draw."""
-        camera, frame, timing = result.frame.camera, result.frame, result.timing
-        if not self._is_watched(camera):
-            return
-        latency_ms = timing.arrival_to_result_ns / 1e6
-        found = results_by_name(result.dnn, result.output).items()
-        layers = tuple(Layer(name, self._outputs.kinds[name], output, latency_ms) for name, output in found)
-        with self._wake:
-            self._latest[camera][result.dnn] = frame.received_ns, frame.size, timing.finished_ns, layers
-        self._finish(result.dnn, frame, layers)
+        if self._is_watched(result.frame.camera):
+            latency_ms = result.timing.arrival_to_result_ns / 1e6
+            found = results_by_name(result.dnn, result.output).items()
+            layers = tuple(Layer(name, self._outputs.kinds[name], output, latency_ms) for name, output in found)
+            self._finish(result.dnn, result.frame, layers)
 
     def skip(self, drop: Drop) -> None:
         """A DNN has dropped a frame."""
@@ -75,12 +64,11 @@ class OverlayPublisher:
         self.thread.join(timeout_s)
 
     def _is_watched(self, camera: str) -> bool:
-        """Whether the overlay has a subscription; otherwise, forget its unfinished frames and last results."""
+        """Whether the overlay has a subscription; otherwise, forget its unfinished frames."""
         is_wanted = self._outputs.is_overlay_wanted(camera)
-        if not is_wanted and (self._open[camera] or self._latest[camera]):
+        if not is_wanted and self._open[camera]:
             with self._wake:
                 self._open[camera].clear()
-                self._latest[camera].clear()
         return is_wanted
 
     def _finish(self, dnn: str, frame: Frame, layers: Layers) -> None:
@@ -100,22 +88,12 @@ class OverlayPublisher:
                 return
             self._newest_ns[camera] = frame.received_ns
             self._open[camera] = {it: each for it, each in frames.items() if it.received_ns > frame.received_ns}
-            drawn = [layer for each in found.values() for layer in each] + self._held(frame, found)
+            drawn = [layer for each in found.values() for layer in each]
         image = frame.image().copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
             if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer frame
                 self._ready[camera] = frame, image, drawn
                 self._wake.notify()
-
-    def _held(self, frame: Frame, found: Mapping[str, Layers]) -> list[Layer]:
-        """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
-        return [
-            replace(layer, stale=True)
-            for dnn, (received_ns, size, finished_ns, layers) in self._latest[frame.camera].items()
-            if not found[dnn] and size == frame.size
-            if received_ns <= frame.received_ns <= finished_ns + _HOLD_NS
-            for layer in layers
-        ]
 
     def _run(self) -> None:
         while True:

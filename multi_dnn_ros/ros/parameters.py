@@ -162,10 +162,8 @@ class NodeParameters:
         return f"parameter {name} {text}"
 
     def _changed(self, parameters: list[Parameter]) -> None:
-        for parameter in parameters if not self._accept_all else ():
-            field = self._fields.get(parameter.name)
-            if field is None:
-                continue
+        for parameter in (it for it in parameters if it.name in self._fields and not self._accept_all):
+            field = self._fields[parameter.name]
             value = field.checked(parameter.name, parameter.value)
             if field.change == "runtime":
                 self._apply(parameter.name, value)

@@ -95,11 +95,10 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
-        stop.ending = True
+        stop.number = stop.number or 0  # no further signal counts
         if node is not None:
-            cause = f"received {signal.Signals(stop.number).name}, " if stop.number is not None else ""
-            reason = f"{cause}shutting down"
-            node.get_logger().info(reason)
+            cause = f"received {signal.Signals(stop.number).name}, " if stop.number else ""
+            node.get_logger().info(reason := f"{cause}shutting down")
             if service is not None:
                 service.stopping(reason)
             node.close()
@@ -193,19 +192,16 @@ class ServiceStatus:
 
 
 class _StopSignal:
-    """Handles SIGINT and SIGTERM: stores the first one, which also interrupts the start of the node. Further ones are
-    ignored, because a terminal and a launcher may both send one.
-    """
+    """Stores the first SIGINT or SIGTERM, which also interrupts the start of the node; further ones are ignored."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.node: MultiDnnNode | None = None
-        self.ending = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is None and not self.ending:
+        if self.number is None:
             self.number = number
             if self.node is None:
                 raise KeyboardInterrupt

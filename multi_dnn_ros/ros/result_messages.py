@@ -43,9 +43,8 @@ def message_class(msgtype: str) -> Any:
 def detections_message(result: Detections | InstanceMasks, header: Header) -> Detection2DArray:
     """vision_msgs/Detection2DArray, sorted by descending score, boxes in pixels of the camera image.
 
-    class_id is the class number in decimal, the same as in :func:`label_info_message`, because names need not be unique
-    (torchvision's COCO labels contain several "N/A"). id is the identity of a tracked object in decimal, otherwise
-    empty.
+    class_id is the class number in decimal, the same as in :func:`label_info_message`, because names need not be
+    unique. id is the identity of a tracked object in decimal, otherwise empty.
     """
     detections = result.detections if isinstance(result, InstanceMasks) else result
     message = Detection2DArray(header=header)
@@ -151,9 +150,7 @@ def _detection(box: Sequence[float], score: float, class_id: str, header: Header
 
 
 def _bytes(values: npt.NDArray[np.generic]) -> array.array[int]:
-    """The bytes as array.array, the type of rclpy's uint8[] fields. rclpy checks other types element by element, which
-    takes milliseconds per image.
-    """
+    """The bytes as array.array, the type of rclpy's uint8[] fields; it checks other types element by element."""
     data = array.array("B")
     data.frombytes(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return data

@@ -29,18 +29,12 @@ from multi_dnn_ros.ros.result_messages import (
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
-#: Returns, for camera, header and (width, height) of an image, header and projection of ground points, or None.
-GroundOf = Callable[[str, Header, tuple[int, int]], tuple[Header, Project] | None]
-
 
 class ResultPublishers:
-    """``~/<camera>/<result>/...`` for each DNN and camera, ``~/<camera>/overlay`` with ``/compressed``, and
-    ``~/<result>/label_info``.
+    """``~/<camera>/<result>/...``, ``~/<camera>/overlay``, its ``/compressed`` form, ``~/<result>/label_info``.
 
-    The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
-    kinds: of each DNN's results, by the name of the output, "" without outputs. Each DNN has publishers of its own.
-
-    Raises ExtensionError if the message type of a result kind is not installed.
+    The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`. kinds: of each DNN's
+    results, by output ("" without outputs). Raises ExtensionError if a message type is not installed.
     """
 
     def __init__(
@@ -53,7 +47,8 @@ class ResultPublishers:
         #: The kind of each result, by its name.
         self.kinds: dict[str, ResultKind] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
-        self._on_ground: dict[str, list[Any]] = {}  # publishers of ground topics, by camera
+        #: Publishers of results on the ground, by camera.
+        self.on_ground: dict[str, list[Any]] = {}
         try:
             for dnn, cameras in cameras_by_dnn.items():
                 for output, kind in kinds[dnn].items():
@@ -75,27 +70,20 @@ class ResultPublishers:
                 self._add(_message_class(kind, topic, result), qos, camera, result, topic.name)
             for ground in kind.ground_topics:
                 publisher = self._add(_message_class(kind, ground, result), RESULTS, camera, result, ground.name)
-                self._on_ground.setdefault(camera, []).append(publisher)
+                self.on_ground.setdefault(camera, []).append(publisher)
 
     def _add(self, kind: type, qos: Any, *path: str) -> Any:
         publisher = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)
         self._publishers[path] = publisher
         return publisher
 
-    @property
-    def ground_cameras(self) -> tuple[str, ...]:
-        """The cameras with results that can be published on the ground."""
-        return tuple(self._on_ground)
-
     def wanted_on_ground(self) -> set[str]:
         """The cameras whose results on the ground have a subscription."""
-        return {camera for camera, found in self._on_ground.items() if any(it.get_subscription_count() for it in found)}
+        return {camera for camera, found in self.on_ground.items() if any(it.get_subscription_count() for it in found)}
 
-    def publish(self, result: Result, ground: GroundOf) -> None:
-        """Publish the results of an inference, also empty ones, with the header of its image, on the topics that have a
-        subscription. Ground topics get results only if `ground` has a projection for the image.
-
-        Raises TypeError, before anything is published, for a result of another kind than the DNN's.
+    def publish(self, result: Result, ground: Callable[..., tuple[Header, Project] | None]) -> None:
+        """Publish the results of an inference, also empty ones, on the topics that have a subscription. ground: returns
+        header and projection, or None. Raises TypeError, before anything is published, for results of another kind.
         """
         header, camera = result.frame.context, result.frame.camera
         found = results_by_name(result.dnn, result.output)

@@ -36,7 +36,7 @@ from multi_dnn_ros.vision.results import Detections, result_name
 
 #: Period of checking the publishers of the cameras.
 _CHECK_PERIOD_S = 0.5
-#: Minimum time between two log lines about dropped frames of a DNN, and between two about bad images of a camera.
+#: Minimum time between two log lines about dropped frames of a DNN or bad images of a camera.
 _LOG_PERIOD_S = 5.0
 #: Maximum time for the images being decoded, and minimum time for the overlay in progress, when the node stops serving.
 _DECODERS_STOP_S, _MIN_OVERLAY_STOP_S = 0.4, 0.5
@@ -111,7 +111,7 @@ class ServedDnns:
             for camera in self.cameras
         }
         self._inputs: dict[str, CameraInput] = {}
-        self._ground = Ground(self._node, config, self._outputs.ground_cameras)
+        self._ground = Ground(self._node, config, self._outputs.on_ground)
         # On the steady clock, because simulated time may be paused.
         clock = Clock(clock_type=ClockType.STEADY_TIME)
         self._check_timer = self._node.create_timer(_CHECK_PERIOD_S, self._check_cameras, clock=clock)
@@ -127,10 +127,7 @@ class ServedDnns:
             self._publish_labels(dnn, *described.results)
 
     def stop(self) -> list[str]:
-        """Accept no more frames, finish those in progress, end all threads; returns the names of threads that hang.
-
-        No effect while the node is inactive.
-        """
+        """Finish the frames in progress, and end all threads; returns the names of threads that hang."""
         if not self.active:
             return []
         self.active = False
@@ -236,9 +233,7 @@ class ServedDnns:
         }
 
     def statuses(self) -> Iterator[Status]:
-        """Whether the DNNs fit the device, if it was measured; while active, each DNN on each camera, each camera, and
-        its projection onto the ground.
-        """
+        """Whether the DNNs fit the device; while active, each DNN on each camera, each camera, and its ground."""
         if (capacity := self._capacity) is not None:
             yield Status("capacity", OK if capacity.fits else WARN, capacity.text, capacity.values)
         if not self.active:
@@ -290,18 +285,15 @@ class ServedDnns:
 
 def _tracking_problem(dnn: str, config: NodeConfig, kinds: Mapping[str, ResultKind]) -> str:
     """Why the results of a DNN cannot be tracked; empty: they can, or need not. kinds: of its results, by output."""
-    refusal = ""
-    if config.dnns[dnn].outputs:
-        refusal = "allowed with several results (outputs): false"
-    elif not issubclass(kinds[""].type, Detections):
-        refusal = f"allowed: false, because its results are {kinds[''].name}, not boxes"
-    return f"parameter dnn.{dnn}.track is true; {refusal}" if refusal and config.dnns[dnn].track else ""
+    names = [kind.name for kind in kinds.values() if not issubclass(kind.type, Detections)]
+    if not config.dnns[dnn].track or not (names or config.dnns[dnn].outputs):
+        return ""
+    reason = f"its results are {', '.join(names)}, not boxes" if names else "it has several results (outputs)"
+    return f"parameter dnn.{dnn}.track is true; allowed: false, because {reason}"
 
 
 class _Tracks:
-    """The tracks of a DNN on a camera. Thread-safe, because results may come from two engine processes while one
-    replaces the other. threshold: minimum score of published results.
-    """
+    """The tracks of a DNN on a camera. Results may come from two engine processes while one replaces the other."""
 
     def __init__(self, threshold: float) -> None:
         self._lock = threading.Lock()

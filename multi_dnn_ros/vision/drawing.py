@@ -94,9 +94,9 @@ def blend(
     canvas[inside] = mixed.astype(np.uint8)
 
 
-def line_width(scale: float, stale: bool) -> int:
-    """Line width of a result in pixels; 1 for a result of an earlier frame."""
-    return 1 if stale else max(1, round(3 * scale))
+def line_width(scale: float) -> int:
+    """Line width of a result in pixels."""
+    return max(1, round(3 * scale))
 
 
 def draw_tag(

@@ -101,13 +101,12 @@ class ResultKind:
 
 @dataclass(frozen=True)
 class Layer:
-    """A DNN's result to be drawn. latency_ms: end to end; None: not shown. stale: from an earlier frame, drawn thin."""
+    """A DNN's result to be drawn. latency_ms: end to end; None: not shown."""
 
     dnn: str
     kind: ResultKind
     output: Any
     latency_ms: float | None = None
-    stale: bool = False
 
 
 RESULT_KINDS = extensions.Registry(ResultKind, extensions.RESULT_KINDS)

@@ -24,7 +24,7 @@ _AREA_COLORS = np.tile(np.array(PALETTE[2], np.float32), (NO_CLASS + 1, 1))
 
 
 def draw_boxes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
-    """Boxes with class name and score, best scores on top; results of earlier frames have thin boxes without text."""
+    """Boxes with class name and score, best scores on top."""
     names = sorted({label for layer in layers for label in layer.output.labels})
     colors = {name: PALETTE[(2 * number + 1) % len(PALETTE)] for number, name in enumerate(names)}
     tags = []
@@ -35,10 +35,9 @@ def draw_boxes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
             label = found.labels[class_id] if 0 <= class_id < len(found.labels) else str(class_id)
             color = colors.get(label, PALETTE[class_id % len(PALETTE)])
             x1, y1, x2, y2 = (round(value) for value in found.boxes[index].tolist())
-            cv2.rectangle(canvas, (x1, y1), (x2, y2), color, line_width(scale, layer.stale), cv2.LINE_AA)
+            cv2.rectangle(canvas, (x1, y1), (x2, y2), color, line_width(scale), cv2.LINE_AA)
             identity = f"{found.ids[index]} " if found.ids is not None and found.ids[index] else ""
-            if not layer.stale:
-                tags.append((score, f"{label} {identity}{score:.2f}", (x1, y1, x2, y2), color))
+            tags.append((score, f"{label} {identity}{score:.2f}", (x1, y1, x2, y2), color))
     for _, text, box, color in sorted(tags, key=lambda tag: tag[0]):
         draw_tag(canvas, text, box, color, scale)
 
@@ -51,22 +50,20 @@ def lane_color(number: int) -> Color:
 def draw_lanes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
     """Draw the lines and the pixels of each. ValueError: a mask has another size."""
     for layer in layers:
-        if not layer.stale:
-            blend(canvas, layer.output.mask, np.array([lane_color(number) for number in range(256)], np.float32), 0)
+        blend(canvas, layer.output.mask, np.array([lane_color(number) for number in range(256)], np.float32), 0)
         for lane in layer.output.lanes:
             if len(lane.points) > 1:
                 line = np.round(lane.points).astype(np.int32).reshape(-1, 1, 2)
-                width = line_width(scale, layer.stale)
+                width = line_width(scale)
                 cv2.polylines(canvas, [line], False, lane_color(lane.number), width, cv2.LINE_AA)
 
 
 def draw_pixels(
     canvas: Image, layers: Sequence[Layer], scale: float, *, colors: npt.NDArray[np.float32], none: int = NO_CLASS
 ) -> None:
-    """Colour the pixels by class. Masks of earlier frames are not drawn. ValueError: a mask has another size."""
+    """Colour the pixels by class. ValueError: a mask has another size."""
     for layer in layers:
-        if not layer.stale:
-            blend(canvas, layer.output.pixels, colors, none)
+        blend(canvas, layer.output.pixels, colors, none)
 
 
 def draw_instances(canvas: Image, layers: Sequence[Layer], scale: float) -> None:

@@ -41,6 +41,13 @@ def multi_dnn(
     )  # fmt: skip
 
 
+def succeed(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """As :func:`multi_dnn`; its exit code is 0."""
+    done = multi_dnn(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def run_commands(commands: Mapping[str, Sequence[str | Path]], folder: Path | None = None) -> Done:
     """Run `multi-dnn ARGUMENTS` for each entry, a few at once: most of it is starting. folder: current folder."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

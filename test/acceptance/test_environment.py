@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bag_files import FRAMES, write_folder
-from command import assert_one_error, multi_dnn, node_output
+from command import assert_one_error, multi_dnn, node_output, succeed
 
 _NETWORK = Path(__file__).with_name("isolated_network.py")
 _UNSHARE = ("unshare", "--map-root-user", "--mount")
@@ -62,13 +62,12 @@ def _arguments(words: list[str], recording: Path, folder: Path) -> list[str]:
 def test_a_command_needs_no_user_and_asks_no_name_server(name: str, recording: Path, tmp_path: Path) -> None:
     """Libraries report to their vendors, keep identifiers in the user's cache, and look the user up."""
     log = tmp_path / "network.log"
-    done = multi_dnn(
+    succeed(
         *_arguments(COMMANDS[name], recording, tmp_path),
         prefix=(*_UNSHARE, "--net", sys.executable, _NETWORK, log, *_UNKNOWN_USER),
         environment={**_NO_NAMES, **dict.fromkeys(_REPORTS_OFF), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         folder=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
     assert log.read_text() == ""
     cache = tmp_path / "cache"
     assert {path.name for path in cache.iterdir()} <= _CACHES if cache.exists() else True
@@ -94,12 +93,11 @@ def test_the_node_asks_no_name_server(tmp_path: Path) -> None:
 def test_the_home_folder_need_not_be_writable(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o000)
-    done = multi_dnn(
+    done = succeed(
         "partition", "profile", "builtin:object", "--units", "cpu:1", "--max-batch", "1",
         prefix=_UNKNOWN_USER,
         environment={**_NO_NAMES, "HOME": str(home), "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert f"written to {tmp_path}/" in done.stdout
     assert done.stderr.count(str(home)) == 1, "one warning"
     home.chmod(0o700)
@@ -129,8 +127,7 @@ def test_processors_are_counted_within_the_quota_of_the_container(
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
     mount = f'mount --bind {tmp_path}/groups /sys/fs/cgroup; mount --bind {tmp_path}/own /proc/$$/cgroup; exec "$@"'
-    done = multi_dnn("devices", prefix=(*_UNSHARE, "sh", "-c", mount, "sh"))
-    assert done.returncode == 0, done.stderr
+    done = succeed("devices", prefix=(*_UNSHARE, "sh", "-c", mount, "sh"))
     assert "| 1 " in next(line for line in done.stdout.splitlines() if line.startswith("| cpu"))
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from bag_files import TOPIC, image_message, read_results, write_folder
-from command import Done, multi_dnn, run_commands, write_parameters
+from command import Done, run_commands, succeed, write_parameters
 from harness import Client, DnnOnCamera, Node
 from networks import (
     LABELS,
@@ -55,8 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.endswith(".onnx"):
             write_onnx(family, folder / name)
     write_pt2(folder / "network.pt2")
-    done = multi_dnn("decompose", "builtin:object", "--output", folder / "small.safetensors")
-    assert done.returncode == 0, done.stderr
+    succeed("decompose", "builtin:object", "--output", folder / "small.safetensors")
     return folder
 
 
@@ -92,8 +91,7 @@ def test_every_family_gives_the_results_of_its_network(models: Path, inspected: 
     dnns = {name.partition(".")[0]: pasted(inspected[name]) for name in FILES}
     source = write_folder(tmp_path / "in", [(TOPIC, image_message(block_image(*BLOCKS), 0))])
     file = write_parameters(tmp_path / "robot.yaml", dnns)
-    done = multi_dnn("replay", source, tmp_path / "out", "--params-file", file)
-    assert done.returncode == 0, done.stderr
+    succeed("replay", source, tmp_path / "out", "--params-file", file)
     results = read_results(tmp_path / "out")
     for dnn in dnns:
         ((_, message),) = results[f"/multi_dnn/front/{dnn}/detections"]
@@ -120,8 +118,7 @@ def test_inspect_draws_what_it_finds(models: Path, tmp_path: Path) -> None:
     cv2.imwrite(str(picture), plain)
     shutil.copy(models / "yolo.onnx", tmp_path)
     (tmp_path / "yolo.yaml").write_text(f"labels: {json.dumps(LABELS)}\n")  # beside the model
-    done = multi_dnn("inspect", tmp_path / "yolo.onnx", "--json", "--image", picture, "--output", found)
-    assert done.returncode == 0, done.stderr
+    done = succeed("inspect", tmp_path / "yolo.onnx", "--json", "--image", picture, "--output", found)
     assert json.loads(done.stdout)["labels"] == LABELS
     assert (cv2.imread(str(found))[: plain.shape[0], : plain.shape[1]] != plain).any()
 
@@ -139,8 +136,7 @@ def test_torchvision_networks_agree_with_torchvision(models: Path, tmp_path: Pat
     classes |= {"decoder": "segmentation", "input_width": 320, "input_height": 320}
     dnns = {"boxes": boxes, "classes": classes}
     file = write_parameters(tmp_path / "robot.yaml", dnns)
-    done = multi_dnn("replay", source, tmp_path / "out", "--params-file", file)
-    assert done.returncode == 0, done.stderr
+    succeed("replay", source, tmp_path / "out", "--params-file", file)
     results = read_results(tmp_path / "out")
     image = torch.from_numpy(pixels).permute(2, 0, 1) / 255
 

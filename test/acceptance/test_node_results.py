@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from bag_files import TOPIC, read_results, write_folder
-from command import multi_dnn
+from command import succeed
 from harness import ALL, LATCHED, Camera, Client, Node, installed, pixels_of, stamp_ns
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray, LabelInfo
@@ -191,8 +191,7 @@ def test_an_object_keeps_its_identity(drive: Drive) -> None:
 
 def test_replay_finds_the_same_in_a_recording_of_these_images(drive: Drive, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "drive", [(TOPIC, image) for image in drive.images])
-    done = multi_dnn("replay", source, tmp_path / "results", "--params-file", drive.parameters)
-    assert done.returncode == 0, done.stderr
+    succeed("replay", source, tmp_path / "results", "--params-file", drive.parameters)
     results = read_results(tmp_path / "results")
     for name in ("lane/points", "object/detections", "pedestrian/detections"):
         assert [message for _, message in results[f"/multi_dnn/front/{name}"]] == drive.found[name], name

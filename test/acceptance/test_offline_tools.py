@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 from bag_files import BLOCKS, read_results
-from command import blocks_file, multi_dnn, run_commands, values_of, write_parameters
+from command import blocks_file, run_commands, succeed, values_of, write_parameters
 from harness import ALL, LIMIT_S, Client, installed, pixels_of
 from networks import LABELS, block_boxes, block_image, write_onnx, write_pt2
 from sensor_msgs.msg import CompressedImage, Image
@@ -72,15 +72,13 @@ def test_decompose_and_evaluate(folder: Path, tmp_path: Path) -> None:
     """Fewer MACs as asked for, nearly the same scores on generated roads, and reports of both."""
     small = tmp_path / "small.safetensors"
     options = ["--ranks", "budget", "--macs-cut", "0.4", "--output", small, "--report", tmp_path / "decomposed"]
-    done = multi_dnn("decompose", "builtin:object", *options)
-    assert done.returncode == 0, done.stderr
+    done = succeed("decompose", "builtin:object", *options)
     cut = re.search(r"MACs.*-(\d+(\.\d+)?) ?%", done.stdout)
     assert cut is not None
     assert float(cut[1]) == pytest.approx(40, abs=2)
     assert report_of(tmp_path / "decomposed")["macs"]["cut"] == pytest.approx(0.4, abs=0.02)
     options = ["--data", f"road:{tmp_path / 'road'}", "--scenes", "12", "--limit", "6"]
-    done = multi_dnn("evaluate", "builtin:object", small, *options, "--report", tmp_path / "scores")
-    assert done.returncode == 0, done.stderr
+    succeed("evaluate", "builtin:object", small, *options, "--report", tmp_path / "scores")
     original, decomposed = values_of(report_of(tmp_path / "scores"), "map50")
     assert original > 0.7
     assert decomposed == pytest.approx(original, abs=0.2)
@@ -103,15 +101,13 @@ def test_evaluate_model_files(folder: Path, tmp_path: Path) -> None:
 def test_retrain_learns(folder: Path, tmp_path: Path) -> None:
     """A classifier with random weights tells two colours apart after two epochs; the file holds what was learnt."""
     output, data = tmp_path / "trained.safetensors", f"classes:{folder / 'classes'}"
-    done = multi_dnn(
+    succeed(
         "retrain", "torchvision:squeezenet1_1", "--weights", "random", "--num-classes", "2", "--size", "32x32",
         "--data", data, "--epochs", "2", "--batch-size", "16", "--output", output, "--report", tmp_path / "report",
         "--checkpoint", tmp_path / "run.ckpt",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert report_of(tmp_path / "report")["training"]["test_scores"]["after"]["top1"] == pytest.approx(1)
-    done = multi_dnn("evaluate", output, "--data", data, "--report", tmp_path / "scores")
-    assert done.returncode == 0, done.stderr
+    succeed("evaluate", output, "--data", data, "--report", tmp_path / "scores")
     assert values_of(report_of(tmp_path / "scores"), "top1") == [pytest.approx(1)]
 
 
@@ -119,16 +115,14 @@ def test_build_fills_the_caches(folder: Path, own_cache: Path, tmp_path: Path) -
     dnn = {"role": "object", "model": str(write_pt2(tmp_path / "network.pt2")), "labels": LABELS}
     file = write_parameters(tmp_path / "robot.yaml", {"object": dnn})
     summary = tmp_path / "summary.json"
-    done = multi_dnn("build", file, "--output", summary)
-    assert done.returncode == 0, done.stderr
+    done = succeed("build", file, "--output", summary)
     assert "object" in done.stdout
     assert "object" in json.loads(summary.read_text())["dnns"]
     assert any(file.is_file() for file in (own_cache / "multi_dnn_ros").rglob("*"))
 
 
 def test_devices(tmp_path: Path) -> None:
-    done = multi_dnn("devices", "--json", tmp_path / "devices.json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("devices", "--json", tmp_path / "devices.json")
     assert re.search(r"\bcpu\b.*\bonnxruntime\b", done.stdout)
     assert json.loads((tmp_path / "devices.json").read_text())
 
@@ -139,8 +133,7 @@ def test_demo_on_a_video(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "yolo.onnx").write_bytes((folder / "yolo.onnx").read_bytes())
     (tmp_path / "yolo.yaml").write_text(f"labels: {json.dumps(LABELS)}\n")  # beside the model
     output = tmp_path / "out"
-    done = multi_dnn("demo", "--video", video, "--model", f"object={tmp_path / 'yolo.onnx'}", "--output", output)
-    assert done.returncode == 0, done.stderr
+    succeed("demo", "--video", video, "--model", f"object={tmp_path / 'yolo.onnx'}", "--output", output)
     assert {"overlay.mp4", "overlay.png", "summary.json", "bag"} <= {file.name for file in output.iterdir()}
     results = read_results(output / "bag")["/multi_dnn/front/object/detections"]
     assert [len(message.detections) for _, message in results] == [2] * len(PICTURES)

@@ -19,7 +19,7 @@ from bag_files import (
     write_mcap,
     write_split,
 )
-from command import assert_one_error, blocks_file, multi_dnn
+from command import assert_one_error, blocks_file, multi_dnn, succeed
 from mcap.writer import IndexType
 
 ALL = list(range(len(FRAMES)))
@@ -120,8 +120,7 @@ def test_intact_recordings_are_not_called_damaged_and_no_frame_comes_twice(
 def test_files_beside_those_of_metadata_yaml_are_named_in_one_warning(parameters: Path, tmp_path: Path) -> None:
     unfinished_original(tmp_path / "drive")
     shutil.copy(tmp_path / "drive" / "original.mcap", tmp_path / "drive" / "older.mcap")
-    done = multi_dnn("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
-    assert done.returncode == 0, done.stderr
+    done = succeed("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
     check_results(read_results(tmp_path / "out")[DETECTIONS], ALL)
     (warning,) = [line for line in done.stderr.splitlines() if "original.mcap" in line]
     assert "older.mcap" in warning
@@ -131,8 +130,7 @@ def test_files_beside_those_of_metadata_yaml_are_named_in_one_warning(parameters
 def test_the_files_of_a_folder_without_metadata_are_one_recording(parameters: Path, tmp_path: Path) -> None:
     for number, part in enumerate((FRAMES[:2], FRAMES[2:])):
         write_mcap(tmp_path / "drive" / f"drive_{number}.mcap", part)
-    done = multi_dnn("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
-    assert done.returncode == 0, done.stderr
+    succeed("replay", tmp_path / "drive", tmp_path / "out", "--params-file", parameters)
     check_results(read_results(tmp_path / "out")[DETECTIONS], ALL)
 
 

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 from bag_files import DETECTIONS, FRAMES, TOPIC, check_results, image_message, read_results, write_folder, write_mcap
-from command import blocks_file, detector, multi_dnn, run_commands, values_of, write_parameters
+from command import blocks_file, detector, multi_dnn, run_commands, succeed, values_of, write_parameters
 from harness import LIMIT_S, installed
 from networks import LABELS
 from sensor_msgs.msg import Image
@@ -44,11 +44,10 @@ def test_other_topics_names_and_formats(parameters: Path, tmp_path: Path) -> Non
     """Options --topic, --node, --with-input, --storage and --overlay."""
     source = write_folder(tmp_path / "in", [("/color", message) for _, message in FRAMES])
     output, pictures = tmp_path / "out", tmp_path / "pictures"
-    done = multi_dnn(
+    succeed(
         "replay", source, output, "--params-file", parameters, "--topic", "front:=/color", "--node", "/robot/dnns",
         "--with-input", "--storage", "sqlite3", "--overlay", pictures,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert len(list(output.glob("*.db3"))) == 1
     results = read_results(output)
     check_results(results["/robot/dnns/front/object/detections"], ALL)
@@ -69,8 +68,7 @@ def test_two_cameras_and_a_bad_image(parameters: Path, tmp_path: Path) -> None:
     model = parameters.with_name("yolo.onnx")
     slow = detector(model, cameras=["rear"], max_rate_hz=1.0, enable=False)
     file = write_parameters(tmp_path / "two.yaml", {"both": detector(model), "slow": slow}, cameras=["front", "rear"])
-    done = multi_dnn("replay", source, tmp_path / "out", "--params-file", file)
-    assert done.returncode == 0, done.stderr
+    succeed("replay", source, tmp_path / "out", "--params-file", file)
     results = read_results(tmp_path / "out")
     check_results(results["/multi_dnn/front/both/detections"], [0, 1, 2, 3, 5])
     check_results(results["/multi_dnn/rear/both/detections"], [0, 1, 2])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bag_files import TOPIC, image_message, read_results, write_folder
-from command import multi_dnn, write_parameters
+from command import multi_dnn, succeed, write_parameters
 from harness import Client, DnnOnCamera, Node
 from networks import LABELS, Block, block_boxes, block_image, found_boxes, write_onnx
 
@@ -28,16 +28,14 @@ def _without_pytorch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 def test_commands(tmp_path: Path) -> None:
     model = write_onnx("yolo", tmp_path / "yolo.onnx")
     for name, labels in (("builtin:lane", []), (str(model), ["--labels", *LABELS])):
-        done = multi_dnn("inspect", name, *labels)
-        assert done.returncode == 0, done.stderr
+        succeed("inspect", name, *labels)
     dnns = {
         "object": {"role": "object", "model": str(model), "labels": LABELS},
         "lane": {"role": "lane", "model": "builtin:lane"},
     }
     source = write_folder(tmp_path / "in", [(TOPIC, image_message(block_image(*BLOCKS), 0))])
     file = write_parameters(tmp_path / "robot.yaml", dnns)
-    done = multi_dnn("replay", source, tmp_path / "out", "--params-file", file, "--overlay", tmp_path / "seen.mp4")
-    assert done.returncode == 0, done.stderr
+    succeed("replay", source, tmp_path / "out", "--params-file", file, "--overlay", tmp_path / "seen.mp4")
     ((_, message),) = read_results(tmp_path / "out")["/multi_dnn/front/object/detections"]
     assert found_boxes(message) == block_boxes(*BLOCKS)
     done = multi_dnn("inspect", "torchvision:ssdlite320_mobilenet_v3_large", "--weights", "random")

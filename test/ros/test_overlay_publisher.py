@@ -53,13 +53,13 @@ class Overlay:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[tuple[str, str]] = []
-        self.layers: list[list[tuple[str, bool]]] = []
+        self.layers: list[list[str]] = []
         self.corners: list[int] = []
         self.errors: list[str] = []
         draw = overlay_publisher.draw
 
         def note(image: Any, layers: Any, report: Any) -> Any:
-            self.layers.append(sorted((layer.dnn, layer.stale) for layer in layers))
+            self.layers.append(sorted(layer.dnn for layer in layers))
             self.corners.append(int(image[0, 0, 0]))
             return draw(image, layers, report)
 
@@ -119,8 +119,7 @@ def test_overlays_are_in_order_of_time(overlay: Overlay) -> None:
     overlay.drop("slow", third)
     overlay.publishers["front"].until("300")
     assert [number for camera, number in overlay.order if camera == "front"] == ["200", "300"]
-    assert overlay.layers[0] == [("quick", False)]
-    assert overlay.layers[-1] == [("quick", False), ("slow", True)]
+    assert overlay.layers[0] == overlay.layers[-1] == ["quick"]
 
 
 @pytest.mark.parametrize("last", ["answer", "drop"])
