@@ -156,7 +156,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--repeats": {
         "type": positive, "metavar": "N", "help": "repeats, of which medians are reported (default: %(default)s)",
     },
-    "--threads": {"type": natural, "metavar": "N", "help": "CPU threads; 0: one per core (default: 0)"},
     "--batch": {"type": positive, "metavar": "N", "help": "images per inference (default: %(default)s)"},
     "--batch-size": {"type": positive, "default": 64, "metavar": "N", "help": "images at once (default: %(default)s)"},
     "--output": {"type": Path, "metavar": "JSON", "help": "write the figures to this JSON file"},
@@ -197,9 +196,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--sms": {
         "type": positive, "metavar": "N",
         "help": "use only N SMs of the GPU, by a CUDA green context (default: all)",
-    },
-    "--predictor": {
-        "type": Path, "metavar": "JSON", "help": "predictor.json of `multi-dnn profile learn` (default: none)",
     },
 }  # fmt: skip
 #: The options by which a network is loaded, and those that also say how its outputs are decoded.

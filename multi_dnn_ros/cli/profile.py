@@ -60,7 +60,8 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add_options(parser, "--output", metavar="DIR", required=True, help="folder for predictor.json and learnt.json")
 
     parser = add_command(actions, "fit", fit.__doc__, fit)
-    add_options(parser, "--params-file", "--predictor", "--output")
+    add_options(parser, "--params-file", "--output")
+    parser.add_argument("--predictor", type=Path, metavar="JSON", help="predictor.json of `learn` (default: none)")
     add_options(parser, "--device", **options.CONFIGURED_DEVICE)
     rate = options.assignment("=", "CAMERA=HZ", positive_float)
     parser.add_argument("--rate", type=rate, action="append", default=[], metavar="CAMERA=HZ",
@@ -84,8 +85,9 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 def _add_target(parser: argparse.ArgumentParser, *, repeats: int, threads: int = 0) -> None:
     add_options(parser, "--device", "--backend", "--precision")
     add_options(parser, "--batch", default=1)
-    add_options(parser, "--threads", default=threads, help="CPU threads; 0: one per core (default: %(default)s)")
     add_options(parser, "--repeats", default=repeats)
+    parser.add_argument("--threads", type=natural, default=threads, metavar="N",
+                        help="CPU threads; 0: one per core (default: %(default)s)")  # fmt: skip
 
 
 @contextmanager
