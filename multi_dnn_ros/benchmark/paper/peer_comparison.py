@@ -17,9 +17,9 @@ import psutil
 
 from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.paper.branches import SIZES
+from multi_dnn_ros.benchmark.paper.clock_cameras import PICTURES, Phase, Report, make_pictures
 from multi_dnn_ros.benchmark.paper.peers import Peer, run_peer
-from multi_dnn_ros.benchmark.paper.processes import CONTEXT, receive, start_process
-from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report, run_camera
+from multi_dnn_ros.benchmark.paper.processes import receive, start_process
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.planning.fit import three_digits
@@ -89,41 +89,32 @@ def _start_sides(
     config: NodeConfig, size: tuple[int, int], folder: Path, stack: ExitStack, say: Callable[[str], None]
 ) -> dict[str, Trial]:
     peers = peers_of(config)
-    frames = CameraFrames(len(CAMERAS), size)
-    stack.callback(frames.memory.unlink)
-    wakes = [CONTEXT.Semaphore(0) for _ in range(len(peers) + 1)]
-
-    cameras = [start_process(stack, run_camera, number, frames, wakes) for number in range(len(CAMERAS))]
     say(f"starting {len(peers)} plain processes, and the same DNNs in this package")
-    plain = [start_process(stack, run_peer, peer, config.device, frames, wakes[n]) for n, peer in enumerate(peers)]
-    ours = start_process(stack, run_engine, config, frames, wakes[-1])
+    plain = [start_process(stack, run_peer, peer, config.device, len(CAMERAS), size) for peer in peers]
+    ours = start_process(stack, run_engine, config, size)
     for connection, name in zip((*plain, ours), (*config.dnns, "this package"), strict=True):
         receive(connection, _READY_LIMIT_S, name)
-    numbers = tuple(range(len(peers)))
     sides: dict[str, Trial] = {
-        "plain processes": partial(_trial, cameras, plain, numbers, len(peers)),
-        "engine, no ROS": partial(_trial, cameras, [ours], (len(peers),), len(peers)),
+        "plain processes": partial(_trial, plain, len(peers)),
+        "engine, no ROS": partial(_trial, [ours], len(peers)),
     }
     if find_spec("rclpy") is not None:  # not on every computer with a GPU
         sides["whole node"] = _node_trial(config, size, folder, stack)
     return sides
 
 
-def _trial(
-    cameras: Sequence[Connection], readers: Sequence[Connection], numbers: tuple[int, ...], dnns: int, rate_hz: float,
-    seconds: float,
-) -> dict[str, float]:  # fmt: skip
-    """A Trial of processes that read the frames in shared memory. numbers: of the readers. dnns: of all of them."""
+def _trial(processes: Sequence[Connection], dnns: int, rate_hz: float, seconds: float) -> dict[str, float]:
+    """A Trial of processes that take the frames by the clock. dnns: of all processes together."""
     begin_s = time.monotonic() + _START_S
-    for connection in (*readers, *cameras):
-        connection.send(Phase(rate_hz, begin_s, begin_s + seconds, numbers))
-    sent = sum(receive(connection, seconds + _EXTRA_S, "a camera") for connection in cameras)
-    reports: list[Report] = [receive(connection, seconds + 2 * _EXTRA_S, "a process") for connection in readers]
+    phase = Phase(rate_hz, begin_s, begin_s + seconds, len(CAMERAS))
+    for connection in processes:
+        connection.send(phase)
+    reports: list[Report] = [receive(connection, seconds + _EXTRA_S, "a process") for connection in processes]
     latencies = [latency for report in reports for latency in report.latencies_ms]
     p50, p99 = np.percentile(latencies, (50, 99)).tolist() if latencies else (0.0, 0.0)
     return {
         "rate_hz": rate_hz, "results_hz": len(latencies) / seconds, "p50_ms": p50, "p99_ms": p99,
-        "missing": max(0.0, 1.0 - len(latencies) / (sent * dnns)),
+        "missing": max(0.0, 1.0 - len(latencies) / (phase.frames * dnns)),
         "cpu_cores": sum(report.cpu_s for report in reports) / (seconds + _START_S),
     }  # fmt: skip
 
@@ -146,7 +137,7 @@ def _node_trial(config: NodeConfig, size: tuple[int, int], folder: Path, stack: 
     return trial
 
 
-def run_engine(config: NodeConfig, frames: CameraFrames, wake: Any, connection: Connection) -> None:
+def run_engine(config: NodeConfig, size: tuple[int, int], connection: Connection) -> None:
     """This package without ROS, in the place of the peers' processes: what the node does between its subscriptions and
     its publishers, with an engine process.
     """
@@ -178,25 +169,26 @@ def run_engine(config: NodeConfig, frames: CameraFrames, wake: Any, connection: 
         times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
         return sum(each.user + each.system for each in times)
 
-    def decode(camera: int, slot: int, allocate: Callable[[int, int], Any]) -> Any:
-        image = allocate(*frames.images.shape[2:4])
-        np.copyto(image, frames.images[camera, slot])
+    pictures = make_pictures(len(CAMERAS), size)
+
+    def decode(camera: int, number: int, allocate: Callable[[int, int], Any]) -> Any:
+        image = allocate(size[1], size[0])
+        np.copyto(image, pictures[camera, number % PICTURES])
         return image
 
     connection.send("ready")
     while True:
         phase: Phase = connection.recv()
-        begin_cpu_s, seen = cpu_s(), frames.numbers.copy()
+        begin_cpu_s, seen = cpu_s(), np.full(len(CAMERAS), -1)
         latencies_ms.clear()
-        while (left_s := phase.end_s - time.monotonic()) > 0.0:
-            wake.acquire(timeout=left_s)
-            numbers = frames.numbers.copy()
-            for camera in np.flatnonzero(numbers > seen).tolist():
-                slot = int(numbers[camera] % SLOTS)
-                frame = Frame(CAMERAS[camera], int(frames.stamps_ns[camera, slot]))
-                decoders[frame.camera].arrived(frame, partial(decode, camera, slot))
-            seen = numbers
-        ledger.wait_idle(_EXTRA_S)
+        while phase.wait(seen):
+            newest = phase.newest(time.monotonic())
+            for camera in np.flatnonzero(newest > seen).tolist():
+                number = int(newest[camera])
+                frame = Frame(CAMERAS[camera], round(phase.taken_s(camera, number) * 1e9))
+                decoders[frame.camera].arrived(frame, partial(decode, camera, number))
+            seen = newest
+        ledger.wait_idle(_EXTRA_S / 2)
         connection.send(Report(list(latencies_ms), cpu_s() - begin_cpu_s))
 
 

@@ -1,7 +1,7 @@
 """What a user would write instead of this package: one plain process per network with torch.compile.
 
-There is no ROS and no finding of lane lines. The frames of the cameras lie in shared memory, which is page-locked for a
-GPU; boxes and masks are reduced on the device; when every camera has a new frame, they are one batch.
+There is no ROS and no finding of lane lines. The frames of the cameras lie in memory that is page-locked for a GPU;
+boxes and masks are reduced on the device; when every camera has a new frame, they are one batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Semaphore
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch.nn import functional
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
 
-from multi_dnn_ros.benchmark.paper.shared_cameras import SLOTS, CameraFrames, Phase, Report
+from multi_dnn_ros.benchmark.paper.clock_cameras import PICTURES, Phase, Report, make_pictures
 
 _CANDIDATES, _BOXES, _MIN_SCORE, _MAX_OVERLAP = 300, 100, 0.4, 0.5
 _IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -74,27 +73,26 @@ class FrameModel(nn.Module):
         return boxes.view(*scores.shape, 4), scores, labels.gather(1, index)
 
 
-def run_peer(peer: Peer, device_name: str, frames: CameraFrames, wake: Semaphore, connection: Connection) -> None:
-    """The process of a network: says when it is ready, then answers each phase with a report."""
+def run_peer(peer: Peer, device_name: str, cameras: int, size: tuple[int, int], connection: Connection) -> None:
+    """The process of a network: says when it is ready, then answers each phase with a report. size: of the images."""
     torch.set_num_threads(1)
     device = torch.device(device_name)
-    images = torch.from_numpy(frames.images)
+    images = torch.from_numpy(make_pictures(cameras, size))
     model: nn.Module = FrameModel(peer, device)
     infer, detects = model.__call__, model.detects
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(images.data_ptr(), images.numel(), 0))
+        images = images.pin_memory()
         torch.backends.cudnn.benchmark = True
         inductor_config.freezing = True
         infer = torch.compile(model, mode="reduce-overhead", dynamic=False)
-    cameras = len(images)
     inputs = {count: torch.zeros_like(images[:count, 0], device=device) for count in (1, cameras)}
 
     def results(picked: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """The mask, or the boxes, of each (camera, slot), on the host."""
+        """The mask, or the boxes, of each (camera, number of the frame), on the host."""
         batch = inputs[len(picked)]
-        for row, (camera, slot) in enumerate(picked):
-            batch[row].copy_(images[camera, slot], non_blocking=True)
+        for row, (camera, number) in enumerate(picked):
+            batch[row].copy_(images[camera, number % PICTURES], non_blocking=True)
         if device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
         outputs = infer(batch)
@@ -114,21 +112,15 @@ def run_peer(peer: Peer, device_name: str, frames: CameraFrames, wake: Semaphore
         connection.send("ready")
         while True:
             phase: Phase = connection.recv()
-            latencies_ms, cpu_s, seen = list[float](), time.process_time(), frames.numbers.copy()
-            while True:
-                numbers = frames.numbers.copy()
-                waiting = [(camera, int(numbers[camera] % SLOTS)) for camera in np.flatnonzero(numbers > seen).tolist()]
-                if not waiting:
-                    left_s = phase.end_s - time.monotonic()
-                    if left_s <= 0.0:
-                        break
-                    wake.acquire(timeout=left_s)
-                    continue
-                picked = waiting if len(waiting) == cameras else [min(waiting, key=lambda it: frames.stamps_ns[it])]
-                stamps_ns = [int(frames.stamps_ns[each]) for each in picked]
-                results(picked)
-                now_ns = time.monotonic_ns()
-                latencies_ms += [(now_ns - stamp_ns) / 1e6 for stamp_ns in stamps_ns]
-                for camera, _ in picked:
-                    seen[camera] = numbers[camera]
+            latencies_ms, cpu_s, seen = list[float](), time.process_time(), np.full(cameras, -1)
+            while phase.wait(seen):
+                newest = phase.newest(time.monotonic())
+                waiting = [(camera, int(newest[camera])) for camera in np.flatnonzero(newest > seen).tolist()]
+                picked = waiting if len(waiting) == cameras else sorted(waiting, key=lambda it: phase.taken_s(*it))[:1]
+                if picked:
+                    results(picked)
+                now_s = time.monotonic()
+                latencies_ms += [1e3 * (now_s - phase.taken_s(*each)) for each in picked]
+                for camera, number in picked:
+                    seen[camera] = number
             connection.send(Report(latencies_ms, time.process_time() - cpu_s))
