@@ -27,10 +27,6 @@ log = logging.getLogger(__name__)
 CONTENT = "content.json"
 #: Longest wait for a lock.
 _WAIT_S = 600.0
-#: Hexadecimal digits of a checksum in the name of an entry.
-_DIGITS = 16
-
-Facts = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -38,15 +34,15 @@ class Key:
     """What an entry depends on. network: its checksum. title: the network's name, for the log."""
 
     network: str
-    setup: Facts
-    machine: Facts
+    setup: Mapping[str, str]
+    machine: Mapping[str, str]
     title: str = "the DNN"
 
     @property
     def name(self) -> str:
         """Name of the entry's folder."""
         text = json.dumps([dict(self.setup), dict(self.machine)], sort_keys=True)
-        return f"{self.network[:_DIGITS]}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+        return f"{self.network[:16]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class MachineCache:

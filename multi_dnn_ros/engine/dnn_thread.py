@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.inference import DropCause, Inference
@@ -125,17 +126,12 @@ class DnnThread(threading.Thread):
             self._idle_or_room.notify_all()
         self._report(drops, failure)
 
-    def update(self, priority: int | None, deadline_ns: int | None, max_age_ns: int | None) -> None:
-        """Change the values that are not None, for inferences that start from now on; 0 means no deadline or no maximum
-        age.
-        """
+    def update(self, **settings: int | None) -> None:
+        """Change attributes of the task, for inferences that start from now on: those that are not None; 0 means none."""
+        changes: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        changes |= {name: changes[name] or None for name in ("deadline_ns", "max_age_ns") if name in changes}
         with self._lock:
-            if priority is not None:
-                self.task = replace(self.task, priority=priority)
-            if deadline_ns is not None:
-                self.task = replace(self.task, deadline_ns=deadline_ns or None)
-            if max_age_ns is not None:
-                self.task = replace(self.task, max_age_ns=max_age_ns or None)
+            self.task = replace(self.task, **changes)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress. False on timeout."""

@@ -115,7 +115,7 @@ class Engine:
         self, dnn: str, *, priority: int | None = None, deadline_ns: int | None = None, max_age_ns: int | None = None
     ) -> None:
         """Change a DNN's settings at run time; None keeps a value, 0 means no deadline or no maximum age."""
-        self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
+        self._dnns[dnn].update(priority=priority, deadline_ns=deadline_ns, max_age_ns=max_age_ns)
         if self._gpu is not None:
             self._gpu.update()
 
