@@ -151,9 +151,7 @@ def read_target(args: argparse.Namespace, calibration: Callable[[], Sequence[Ten
     if args.backend not in ("auto", *extensions.names(extensions.BACKENDS)):
         raise UsageError(f"--backend is '{args.backend}'; allowed: {BACKEND_NAMES}")
     device = choices.choose_device(args.device, "--device is")
-    name = choices.check_backend(
-        args.backend, device, args.precision, backend_from="--backend", precision_from="--precision"
-    )
+    name = choices.check_backend(args.backend, device, args.precision, given="--")
     check_partition(device, sms := getattr(args, "sms", None))
 
     def make_backend() -> Backend:

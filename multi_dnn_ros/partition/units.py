@@ -56,4 +56,4 @@ def check_available(units: Sequence[Unit], precision: str) -> None:
                 "(docs/devices.md)"
             )
         backend = "onnxruntime" if unit.provider else "auto"
-        check_backend(backend, device, precision, backend_from=f"unit '{unit.name}'", precision_from="--precision")
+        check_backend(backend, device, precision, given="--")

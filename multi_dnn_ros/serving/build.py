@@ -41,11 +41,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     parameters and load all DNNs; prepare them, which takes the most time. Each raises ConfigError; that of the first
     step lists all problems.
     """
-    findings = check_settings(config)
-    if findings.problems:
-        raise ConfigError("\n".join(findings.problems))
-    (unit,) = set(findings.units.values())
-    device, dnns = device_of(unit), findings.dnns
+    unit, dnns = check_settings(config)
+    device = device_of(unit)
     workers, threads = workers_and_threads(config, unit)
     set_threads(threads)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.

@@ -12,7 +12,7 @@ from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.host import CPU, as_torch, gpu_count
-from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec, allowed_precisions
+from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, allowed_precisions
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.planning.units import Unit, UnitError, parse_unit
@@ -99,20 +99,23 @@ def default_workers(device: torch.device, dnns: int, cores: int = 0) -> int:
 
 
 def backend_name(
-    name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto", *, backend_from: str = ""
+    name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto", *, given: str = ""
 ) -> str:
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision. backend_from: where `name` comes from, for messages, such as an option of a command; empty: that
-    parameter.
+    every precision. given: what precedes `backend` and `precision` in messages, `--` for options; "": as parameters.
     """
-    backend_from = backend_from or f"parameter dnn.{dnn}.backend"
     if name == "auto":
         return _automatic(device, precision, compiles=not missing_compiler(device))
-    if device.type not in _spec(name, backend_from).precisions:
+    where = f"{given or f'parameter dnn.{dnn}.'}backend"
+    try:
+        precisions = BACKENDS.get(name).precisions
+    except ExtensionError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if device.type not in precisions:
         others = (spec.name for spec in BACKENDS.usable() if device.type in spec.precisions)
-        raise ConfigError(f"{backend_from} is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}")
+        raise ConfigError(f"{where} is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}")
     return name
 
 
@@ -123,28 +126,11 @@ def _automatic(device: torch.device, precision: str, *, compiles: bool) -> str:
     return next(allowed, specs[-1].name)
 
 
-def _spec(name: str, backend_from: str) -> BackendSpec:
-    try:
-        return BACKENDS.get(name)
-    except ExtensionError as error:
-        raise ConfigError(f"{backend_from}: {error}") from None
-
-
 def check_backend(
-    name: str,
-    device: torch.device,
-    precision: str = "auto",
-    dnn: str = "<dnn>",
-    *,
-    backend_from: str = "",
-    precision_from: str = "",
+    name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>", *, given: str = ""
 ) -> str:
-    """As backend_name, and raises ConfigError if the backend does not have `precision` on this device.
-
-    precision_from: as backend_from, for `precision`.
-    """
-    backend_from = backend_from or f"parameter dnn.{dnn}.backend"
-    name = backend_name(name, device, dnn, precision, backend_from=backend_from)
+    """As backend_name, and raises ConfigError if the backend does not have `precision` on this device."""
+    name = backend_name(name, device, dnn, precision, given=given)
     capability = None
     if device.type == "cuda" and precision != "auto":
         import torch
@@ -156,8 +142,8 @@ def check_backend(
         if precision == "int8" and precision in BACKENDS.get(name).precisions[device.type] and not has_int8_products():
             reason = "; int8 needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         raise ConfigError(
-            f"{precision_from or f'parameter dnn.{dnn}.precision'} is '{precision}'; allowed with backend {name} on "
-            f"{device}: {', '.join(allowed)}{reason}"
+            f"{given or f'parameter dnn.{dnn}.'}precision is '{precision}'; allowed with backend {name} on {device}: "
+            f"{', '.join(allowed)}{reason}"
         )
     return name
 

@@ -7,8 +7,7 @@ combinations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.backends.host import gpu_count
@@ -39,22 +38,14 @@ def import_registries() -> None:
     BACKENDS.usable(own=bool(gpu_count()))
 
 
-@dataclass(frozen=True)
-class Findings:
-    """problems: one line each, with parameter or file, value and what is allowed. units: the device of each DNN; empty:
-    invalid. dnns: those that could be loaded.
+def check_settings(config: NodeConfig) -> tuple[Unit, dict[str, Dnn]]:
+    """Check all parameters and load the DNNs on the CPU, before one is prepared. Returns their device, and the DNNs.
+
+    Raises ConfigError with all problems, one line each: parameter or file, value, and what is allowed.
     """
-
-    problems: tuple[str, ...]
-    units: Mapping[str, Unit]
-    dnns: dict[str, Dnn]
-
-
-def check_settings(config: NodeConfig) -> Findings:
-    """Find the problems of all parameters and load the DNNs on the CPU, before one is prepared."""
     import_registries()
     problems: list[str] = []
-    units: Mapping[str, Unit] = {}
+    units: dict[str, Unit] = {}
     dnns: dict[str, Dnn] = {}
     try:
         units = dnn_units(config)
@@ -87,7 +78,9 @@ def check_settings(config: NodeConfig) -> Findings:
             dnns[name] = load_dnn(name, settings, onnx=onnx)
         except ModelError as error:
             problems.extend(str(error).splitlines())
-    return Findings(tuple(problems), units, dnns)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return next(iter(units.values())), dnns
 
 
 def _calibration_problems(name: str, settings: DnnConfig) -> Iterator[str]:

@@ -231,7 +231,11 @@ def test_evaluate_scores_the_int8_dnn_that_is_served(tmp_path: Path) -> None:
 
 def problems(**of_dnn: str) -> str:
     flat = {"device": "cpu", "dnns": ["object"], **{f"dnn.object.{name}": value for name, value in of_dnn.items()}}
-    return "\n".join(check_settings(to_config(flat)).problems)
+    try:
+        check_settings(to_config(flat))
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @needs_int8
