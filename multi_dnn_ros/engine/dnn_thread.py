@@ -127,7 +127,7 @@ class DnnThread(threading.Thread):
         self._report(drops, failure)
 
     def update(self, **settings: int | None) -> None:
-        """Change attributes of the task, for inferences that start from now on: those that are not None; 0 means none."""
+        """Change attributes of the task for inferences that start from now on: those that are not None; 0: none."""
         changes: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         changes |= {name: changes[name] or None for name in ("deadline_ns", "max_age_ns") if name in changes}
         with self._lock:
