@@ -106,7 +106,7 @@ def _export(
 ) -> onnx.ModelProto:
     fast = torch.backends.mha.get_fastpath_enabled()
     with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad(), memory_file("exported.onnx") as path:
-        _register_views()
+        _register_operations()
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # a transformer's layer as one operation
             torch.onnx.export(
@@ -126,14 +126,22 @@ def _export(
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _register_views() -> None:
-    """Register _unsafe_view, which traced graphs contain and the TorchScript-based exporter does not know."""
-    from torch.onnx import symbolic_helper
+def _register_operations() -> None:
+    """Register operations that traced graphs contain and the TorchScript-based exporter does not know: views, and batch
+    norms that follow no convolution.
+    """
+    from torch.onnx import symbolic_helper, symbolic_opset9
 
     def unsafe_view(graph, image, shape):  # type: ignore[no-untyped-def]
         return symbolic_helper._reshape_helper(graph, image, shape)
 
-    torch.onnx.register_custom_op_symbolic("aten::_unsafe_view", unsafe_view, _OPSET)  # type: ignore[attr-defined]
+    def batch_norm(graph, image, weight, bias, mean, variance, momentum, eps):  # type: ignore[no-untyped-def]
+        result = symbolic_opset9.batch_norm(graph, image, weight, bias, mean, variance, 0, momentum, eps, 0)
+        unused = graph.op("Constant", value_t=torch.zeros(0))
+        return result, unused, unused
+
+    for name, symbolic in (("_unsafe_view", unsafe_view), ("_native_batch_norm_legit_no_training", batch_norm)):
+        torch.onnx.register_custom_op_symbolic(f"aten::{name}", symbolic, _OPSET)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

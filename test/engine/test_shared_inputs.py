@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT, Recorder, frame, task
-from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
@@ -68,15 +67,6 @@ def test_an_error_in_preprocessing_counts_only_for_the_dnn_that_ran_it(start: St
     ]
     assert [result.output[0] for result in recorder.results] == [3.0]
     assert preprocess.calls == 2
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of an exported detector with two layers."""
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(2)).eval()
-    file = tmp_path_factory.mktemp("exported") / "small.pt2"
-    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 32, 32),)), file)
-    return str(file)
 
 
 @pytest.mark.parametrize(

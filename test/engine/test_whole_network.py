@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_fakes import WAIT, Gate, WatchedPolicy, frame, task
-from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
@@ -101,15 +100,6 @@ def test_under_edf_less_slack_may_overtake(current, other, overtakes) -> None:
         return task(deadline_ns=deadline_ms and deadline_ms * MS, remaining_ns=remaining)
 
     assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*current)) is overtakes
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of an exported detector with two layers."""
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(2)).eval()
-    file = tmp_path_factory.mktemp("exported") / "small.pt2"
-    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 32, 32),)), file)
-    return str(file)
 
 
 @pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (1e-3, 1, False), (1e-3, 2, True)])
