@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -185,14 +184,11 @@ class Rig:
         if not self.until(lambda: not silent(), 60.0):
             raise CommandError(f"no results of {', '.join(silent())} after 60 s; see {self.folder}")
 
-    def stop_cameras(self, *names: str, kill: bool = False) -> None:
-        """Stop the processes of these cameras, by default of all that are running. kill: with SIGKILL."""
+    def stop_cameras(self, *names: str) -> None:
+        """Stop the processes of these cameras, by default of all that are running."""
         for name in names or list(self.cameras):
             if name in self.cameras:
-                child = self.cameras.pop(name)
-                if kill:
-                    child.send(signal.SIGKILL)
-                child.stop()
+                self.cameras.pop(name).stop()
 
     def spin(self, seconds: float) -> None:
         """Observe for `seconds`."""

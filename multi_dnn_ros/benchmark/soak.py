@@ -39,8 +39,7 @@ _MAX_SAMPLE_PERIOD_S = 5.0
 #: Share of the time of a change during which it lasts.
 _IN_EFFECT = 0.75
 _END_LIMIT_S = 60.0
-_FAILING = "rear"
-SET, SWITCH, SWAP, RESTART_CAMERA, KILL_ENGINE = ("set", "switch", "swap", "restart camera", "kill engine")
+SET, SWITCH, SWAP, KILL_ENGINE = "set", "switch", "swap", "kill engine"
 #: Time limit for an answer, for new results after a fault, and for a swap, which takes as long as configuring.
 ANSWER_S, _SWAP_S = 30.0, 120.0
 
@@ -48,7 +47,7 @@ ANSWER_S, _SWAP_S = 30.0, 120.0
 @dataclass(frozen=True)
 class SoakPlan:
     """round_s: length of a round, which has one kill of the engine process. kills: see :func:`changes_of`. rate_hz: of
-    each camera: one with raw images, one with JPEG, and one that is killed and started again.
+    each camera: one with raw images, one with JPEG.
     """
 
     seconds: float
@@ -62,7 +61,6 @@ class SoakPlan:
         return (
             CameraPlan("front", (640, 480), "rgb8", self.rate_hz),
             CameraPlan("left", (640, 480), "jpeg", self.rate_hz),
-            CameraPlan(_FAILING, (480, 360), "yuv422_yuy2", self.rate_hz),
         )
 
 
@@ -116,7 +114,7 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
 
 def _carry_out(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> None:
     """Make the changes, round by round, until the time is over; the last change is reversed, and all DNNs serve."""
-    changes = changes_of(rig.config, _FAILING, plan.seed, kills=plan.kills)
+    changes = changes_of(rig.config, plan.seed, kills=plan.kills)
     change_s, number = plan.round_s / len(changes), 0
     with time_bar(plan.seconds, "soak") as bar:
 
@@ -143,7 +141,7 @@ class ActionFailed(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is done and reversed. target: parameter, DNN or camera. values: while the change lasts, and
+    """Something that is done and reversed. target: parameter or DNN. values: while the change lasts, and
     afterwards.
     """
 
@@ -152,13 +150,13 @@ class Change:
     values: tuple[Any, Any] = (True, False)
 
 
-def changes_of(config: NodeConfig, camera: str, seed: int, *, kills: bool) -> list[Change]:
-    """The changes of every round, which are made one after another. camera: the one that is killed and started again.
+def changes_of(config: NodeConfig, seed: int, *, kills: bool) -> list[Change]:
+    """The changes of every round, which are made one after another.
 
     kills: whether the engine process is killed, and replaced by a swap of a built-in model and its decomposed one.
     """
     draw = random.Random(seed)
-    changes = [Change(RESTART_CAMERA, camera)]
+    changes = []
     for name, dnn in config.dnns.items():
         new = {"priority": draw.choice((-10, 5, 10)), "max_rate_hz": draw.choice((1.0, 2.0, 3.0))}
         changes += [Change(SET, f"dnn.{name}.{field}", (value, getattr(dnn, field))) for field, value in new.items()]
@@ -200,11 +198,6 @@ class Actions:
                 response = self._call(self._enable[target], SetBool.Request(data=value))
                 if not response.success:
                     raise ActionFailed(f"refused: {response.message}")
-            elif change.action == RESTART_CAMERA and value:
-                self._rig.stop_cameras(target, kill=True)
-            elif change.action == RESTART_CAMERA:
-                self._rig.start_camera(target)
-                self._await_results(target)
             elif value:
                 self._kill_engine()
         except ActionFailed as error:
@@ -247,14 +240,15 @@ class Actions:
         self.kills += 1
         self._await_results()
 
-    def _await_results(self, camera: str = "") -> None:
-        """Wait until every DNN (on a camera) has had a result whose image was taken from now on."""
+    def _await_results(self) -> None:
+        """Wait until every DNN has had a result whose image was taken from now on."""
         begin_s = time.monotonic()
 
         def silent() -> set[str]:
-            streams = [stream for stream in self._rig.receipts.items() if camera in ("", stream[0][1])]
-            serving = {dnn for (dnn, _), found in streams if found.has_image_after(begin_s)}
-            return {dnn for (dnn, _), _ in streams} - serving
+            streams = self._rig.receipts.items()
+            return {dnn for (dnn, _), _ in streams} - {
+                dnn for (dnn, _), found in streams if found.has_image_after(begin_s)
+            }
 
         if not self._rig.until(lambda: not silent(), ANSWER_S):
             raise ActionFailed(f"no result of {', '.join(sorted(silent()))} in {ANSWER_S:g} s")

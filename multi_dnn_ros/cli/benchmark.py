@@ -119,8 +119,8 @@ def _mixes(args: argparse.Namespace) -> dict[str, Any]:
 def soak(args: argparse.Namespace) -> int:
     """Run the node for an hour with swaps, kills and changes, and check that nothing grows.
 
-    Three cameras (raw, JPEG, and one that is killed and started again) send images to a node over loopback DDS. During
-    the run parameters are changed, DNNs are switched off and on, a model is swapped, and the engine process is killed.
+    Two cameras (raw and JPEG) send images to a node over loopback DDS. During the run parameters are changed, DNNs are
+    switched off and on, a model is swapped, and the engine process is killed.
 
     The run passes (exit code 0) if every frame is accounted for, memory, threads and file descriptors in the last third
     are about the same as in the second, every action was carried out, and all DNNs served again after every fault

@@ -60,7 +60,9 @@ def extras() -> dict[str, set[str]]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Top-level modules that a file imports, and whether that is in `with optional(...)`, in a `try`, or for types."""
+    """Top-level modules that a file imports, and whether that is in `with optional(...)`, in a block that goes on
+    without them, or for types.
+    """
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, guarded = waiting.pop()
@@ -71,7 +73,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
         elif isinstance(node, ast.Try):
             guarded = True
         elif isinstance(node, ast.With):
-            guarded = guarded or ast.unparse(node.items[0]).startswith("optional(")
+            guarded = guarded or ast.unparse(node.items[0]).startswith(("optional(", "suppress("))
         elif isinstance(node, ast.If):
             guarded = guarded or (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
         if not isinstance(node, ast.expr):
