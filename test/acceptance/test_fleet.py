@@ -146,32 +146,3 @@ def test_an_interrupted_run_continues(images: Path, tmp_path: Path) -> None:
         assert after[name]["losses"][: len(losses)] == losses
         assert len(after[name]["losses"]) == 40
         assert (after[name]["elapsed_s"] > before[name]["elapsed_s"]) == (len(losses) < 40)
-
-
-@pytest.mark.long
-def test_policies_are_compared(images: Path, tmp_path: Path) -> None:
-    jobs = write_jobs(tmp_path / "jobs.yaml", images, *({"name": name, "steps": 20} for name in "ab"))
-    options = ("--compare", "--output", "out.json")
-    code, text = exit_code(jobs, *options)
-    assert code == 0, text
-    policies = json.loads((tmp_path / "out.json").read_text())["policies"]
-    assert list(policies) == ["fair", "even", "one_unit"]
-    for policy, figures in policies.items():
-        assert figures["largest_slow_down"] == max(job["slow_down"] for job in figures["jobs"].values())
-        assert f"{figures['largest_slow_down']:.2f}" in text
-        assert (tmp_path / "jobs.fleet" / policy / "a" / "a.safetensors").is_file()
-    code, text = exit_code(jobs, *options)  # nothing is trained again
-    assert code == 0, text
-    again = json.loads((tmp_path / "out.json").read_text())["policies"]
-    for policy, figures in policies.items():
-        assert again[policy]["seconds"] == figures["seconds"]
-        assert again[policy]["largest_slow_down"] == figures["largest_slow_down"]
-
-
-def test_a_mistake_in_the_jobs_file_is_one_line(images: Path, tmp_path: Path) -> None:
-    jobs = write_jobs(tmp_path / "jobs.yaml", images, {"name": "a", "steps": 20, "optimiser": "sgd"})
-    code, text = exit_code(jobs)
-    assert code == 1
-    assert "jobs.yaml: job 'a': unknown key 'optimiser'; allowed: name, model, " in text
-    assert len(text.strip().splitlines()) == 1
-    assert not (tmp_path / "jobs.fleet").exists()

@@ -121,12 +121,6 @@ def test_build_fills_the_caches(folder: Path, own_cache: Path, tmp_path: Path) -
     assert any(file.is_file() for file in (own_cache / "multi_dnn_ros").rglob("*"))
 
 
-def test_devices(tmp_path: Path) -> None:
-    done = succeed("devices", "--json", tmp_path / "devices.json")
-    assert re.search(r"\bcpu\b.*\bonnxruntime\b", done.stdout)
-    assert json.loads((tmp_path / "devices.json").read_text())
-
-
 def test_demo_on_a_video(folder: Path, tmp_path: Path) -> None:
     """Any model on any video: a video with the results drawn, figures, and a recording."""
     video = write_video(tmp_path / "drive.mp4")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -97,18 +96,3 @@ def test_a_killed_unit_ends_the_run_with_one_line_and_no_files(folder: Path, tmp
     assert "the process of unit cpu:1 was killed by SIGKILL" in error[-1]
     assert not list(tmp_path.iterdir())
     assert not any(Path(f"/proc/{pid}").exists() for pid in units)
-
-
-def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
-    model, options = folder / "net.pt2", ("--tables", tmp_path / "tables")
-    shutil.copytree(folder / "tables", tmp_path / "tables")
-    damaged = tables_of(tmp_path)[0]
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    for code, said, arguments in (
-        (2, "'0' is not an integer of at least 1", ("plan", model, *options, "--batch", 0)),
-        (2, "unit 'tpu' is not known; allowed: cpu", ("profile", model, *options, "--units", "tpu", "--max-batch", 1)),
-        (1, "unit 'cuda:99': there is no such GPU", ("io", model, "--units", "cuda:99")),
-        (1, f"{damaged} is not a table", ("plan", model, *options, "--batch", 4)),
-        (1, "13 images exceeds", ("plan", model, "--tables", folder / "tables", "--batch", 13)),
-    ):
-        assert said in partition(*arguments, code=code)

@@ -44,17 +44,13 @@ def test_layers_of_a_network(tmp_path: Path) -> None:
     assert "sum of the layers" in printed
     assert sorted(path.name for path in out.iterdir()) == ["layers.csv", "profile.json", "roofline.png"]
     profile: dict[str, Any] = json.loads((out / "profile.json").read_text())
-    layers, limits = profile["layers"], profile["limits"]
+    layers = profile["layers"]
     assert len(profile["jobs_ms"]) == 3
     assert [row["layer"] for row in rows_of(out / "layers.csv")] == [layer["layer"] for layer in layers]
     assert {layer["job"] for layer in layers} == {0, 1, 2}
     assert sum(layer["ms"] for layer in layers) == pytest.approx(profile["sum_of_layers_ms"])
     assert profile["whole_ms"]["p50"] > 0
     for layer in layers:
-        moved = layer["bytes_read"] + layer["bytes_written"]
-        bound_ms = 1e3 * max(layer["flops"] / limits["flops_per_s"], moved / limits["bytes_per_s"])
-        assert layer["bound_ms"] == pytest.approx(bound_ms)
-        assert layer["intensity"] == pytest.approx(layer["flops"] / moved if moved else 0.0)
         assert (layer["macs"] > 0) == ("convolution" in layer["kind"] or layer["kind"] == "linear")
 
 
