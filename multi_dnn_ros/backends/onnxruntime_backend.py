@@ -84,10 +84,9 @@ class OnnxRuntime:
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
     ) -> tuple[Stage, ...]:
         """PyTorch modules, each as one session. ValueError for a device that is not the CPU; raises ExportError."""
-
         import torch
 
-        from multi_dnn_ros.models.onnx_export import Positional, export
+        from multi_dnn_ros.models.onnx_export import export
 
         if device.type != "cpu":
             raise ValueError(f"these sessions are for a CPU; the device is {device}")
@@ -95,9 +94,9 @@ class OnnxRuntime:
         carried = inputs
         with torch.inference_mode():
             for stage in stages:
-                stage = Positional(stage.to("cpu").eval())
-                ready += self.prepare_graph(export(stage, carried), 1, shared=shared)
-                carried = stage(*carried)
+                graph = export(stage.to("cpu").eval(), carried, carried=True)
+                ready += self.prepare_graph(graph, 1, shared=shared)
+                carried = stage(carried)
         return tuple(ready)
 
     def _in_precision(self, model: Any) -> Any:

@@ -108,10 +108,10 @@ def bound_stages(
     raises.
     """
     from multi_dnn_ros.models.onnx_cut import OptimizedGraph
-    from multi_dnn_ros.models.onnx_export import Positional, export
+    from multi_dnn_ros.models.onnx_export import export
 
     def bound(stage: nn.Module, carried: Tensors) -> BoundStage:
-        graph = OptimizedGraph(export(Positional(stage), carried), standard_operators=True)
+        graph = OptimizedGraph(export(stage, carried, carried=True), standard_operators=True)
         return BoundStage(graph.whole(), device, make_session, stream)
 
     example = tuple(tensor.to(device) for tensor in inputs)

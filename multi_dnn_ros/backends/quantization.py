@@ -25,10 +25,8 @@ import onnx
 import onnxruntime
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.models.onnx_graph import optimized, quiet_options
+from multi_dnn_ros.models.onnx_graph import keep, optimized, quiet_session, read_kept
 
 Floats = npt.NDArray[np.float64]
 
@@ -99,9 +97,7 @@ def quantized(
 
 
 def _outputs(model: onnx.ModelProto, images: Sequence[Tensors]) -> list[Tensors]:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
-    )
+    session = quiet_session(model)
     names = [value.name for value in session.get_inputs()]
     return [tuple(session.run(None, dict(zip(names, image, strict=True)))) for image in images]
 
@@ -111,26 +107,12 @@ def _quantized(
 ) -> onnx.ModelProto:
     """heads: quantize the last layers with weights before an output, too."""
     path = cache_folder() / "int8" / f"{_key(model, inputs, heads)}.onnx"
-    if path.is_file():
-        try:
-            return _cached(path)
-        except Exception as error:  # protobuf's own errors
-            log.warning("cached int8 model %s cannot be read and is calibrated again: %s", path, summarize_error(error))
-    progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
-    found = _quantize(model, inputs, heads)
-    try:
-        with atomic_write(path, to_disk=True) as temporary:
-            onnx.save(found, str(temporary))
-    except OSError as error:
-        log.warning("the int8 model is not cached: %s cannot be written: %s", path, error)
+    found: onnx.ModelProto | None = read_kept(path)
+    if found is None:
+        progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
+        found = _quantize(model, inputs, heads)
+        keep(path, found)
     return found
-
-
-def _cached(path: Path) -> onnx.ModelProto:
-    model = onnx.load(str(path))
-    if not model.graph.node:  # protobuf reads an empty file, as a power loss may leave, as an empty model
-        raise ValueError("it has no operators")
-    return model
 
 
 def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.models.onnx_graph import ValueType, names_read, optimized, quiet_options, value_types
+from multi_dnn_ros.models.onnx_graph import ValueType, names_read, optimized, quiet_options, quiet_session, value_types
 from multi_dnn_ros.models.partition import SLACK, partition
 
 # Rates of a nominal machine, to estimate the time of a node from its products, its memory traffic and a fixed cost. For
@@ -175,7 +175,7 @@ def node_times_ms(graph: OptimizedGraph) -> list[float]:
     options.enable_profiling = True
     with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_profile_") as folder:
         options.profile_file_prefix = os.path.join(folder, "nodes")
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = quiet_session(model, options)
         given = {value.name: np.zeros(value.shape, np.float32) for value in session.get_inputs()}
         for _ in range(1 + _ROUNDS):
             session.run(None, given)

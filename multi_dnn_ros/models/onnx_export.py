@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import onnx
 import torch
 from torch import nn
@@ -16,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ExportError
-from multi_dnn_ros.models.onnx_graph import memory_file
-from multi_dnn_ros.models.onnx_network import OnnxNetwork
+from multi_dnn_ros.models.onnx_graph import memory_file, quiet_session
+from multi_dnn_ros.models.onnx_network import first_difference
 
 #: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17
@@ -29,27 +28,15 @@ _export_lock = threading.Lock()
 Tensors = tuple[torch.Tensor, ...]
 
 
-def export_network(module: nn.Module, example: Tensors) -> OnnxNetwork:
-    """A module in eval mode on the CPU as an OnnxNetwork. example: an image (1, 3, h, w).
-
-    Raises ExportError, also if the outputs for noise differ from PyTorch's.
-    """
-    model = export(module, example)
-    network = OnnxNetwork(
-        model, lambda images: export(module, tuple(torch.cat([tensor] * images) for tensor in example)), lambda: module
-    )
-    _compare(network, module, example)
-    return network
-
-
-def export(module: nn.Module, example: Tensors) -> onnx.ModelProto:
+def export(module: nn.Module, example: Tensors, *, carried: bool = False, compare: bool = False) -> onnx.ModelProto:
     """A module in eval mode on the CPU as an ONNX graph for inputs of these shapes and types, which returns its
-    tensors in the order in which tuples and dicts hold them. Raises ExportError.
+    tensors in the order in which tuples and dicts hold them.
 
     Uses PyTorch's TorchScript-based exporter, which takes a tenth of a second for a small DNN, and needs no further
-    package.
+    package. carried: the module is a stage, which takes its tensors as one tuple. compare: run both on noise. Raises
+    ExportError, also if the outputs for noise differ.
     """
-    flat = _Flat(module)
+    flat = _Flat(module, carried)
     with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be traced
         example = tuple(tensor.clone() for tensor in example)
         outputs = len(flat(*example))
@@ -57,48 +44,29 @@ def export(module: nn.Module, example: Tensors) -> onnx.ModelProto:
     model = _export(flat, example, input_names, [f"output_{index}" for index in range(outputs)])
     if [value.name for value in model.graph.input] != input_names or len(model.graph.output) != outputs:
         raise ExportError("the exported graph has other inputs or outputs than the network")
+    if compare:
+        image = torch.rand(example[0].shape, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            flat(image)
+            expected = [output.numpy() for output in flat(image)]  # the state of a module that keeps one differs now
+        found = quiet_session(model).run(None, {input_names[0]: image.numpy()})
+        if difference := first_difference(found, expected, _TOLERANCE):
+            raise ExportError(f"as ONNX its {difference} from PyTorch's")
     return model
 
 
-class Positional(nn.Module):
-    """A stage that takes its carried tensors as separate arguments, as exporting requires."""
-
-    def __init__(self, stage: nn.Module) -> None:
-        super().__init__()
-        self.stage = stage
-        self.training = False
-
-    def forward(self, *carried: torch.Tensor) -> Tensors:
-        results: Tensors = self.stage(carried)
-        return results
-
-
 class _Flat(nn.Module):
-    """A network that returns a flat tuple of its output tensors."""
+    """A network that takes its inputs one by one and returns a flat tuple of its output tensors."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, carried: bool) -> None:
         super().__init__()
         self.network = network
+        self.carried = carried
         self.training = False  # not by eval(), which exported programs refuse
 
     def forward(self, *inputs: torch.Tensor) -> Tensors:
-        outputs = pytree.tree_leaves(self.network(*inputs))
+        outputs = pytree.tree_leaves(self.network(inputs) if self.carried else self.network(*inputs))
         return tuple(output for output in outputs if isinstance(output, torch.Tensor))
-
-
-def _compare(network: OnnxNetwork, module: nn.Module, example: Tensors) -> None:
-    """Raise ExportError unless another image gives the module's outputs; those of a module that keeps state do not."""
-    image = torch.rand(example[0].shape, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        _Flat(module)(image)
-        expected: Tensors = _Flat(module)(image)  # a state differs from now on
-    for number, (found, right) in enumerate(zip(network(image.numpy()), expected, strict=True)):
-        own, wanted = found.astype(np.float64), right.double().numpy()
-        scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
-        if own.shape != wanted.shape or not np.allclose(
-            own, wanted, rtol=0.0, atol=_TOLERANCE * (0.1 + scale), equal_nan=True
-        ):
-            raise ExportError(f"as ONNX its output {number} differs from PyTorch's on a scale of {scale:.3g}")
 
 
 def _export(

@@ -2,43 +2,35 @@
 
 The built-in networks are shipped in this form, beside their weights; ``python -m multi_dnn_ros.models.onnx_form``
 writes them. That of another model is kept in the user's cache folder, so that PyTorch is needed only when a model is
-used for the first time. The name of a kept file has two checksums: of the model, and of the file itself, so that a
-damaged one is exported again.
+used for the first time. The name of a kept file is a checksum of the model.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
-import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from multi_dnn_ros.common.atomic_files import atomic_write
-from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.decoders.anchor import AnchorHead
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ExportError, ModelError
+from multi_dnn_ros.models.onnx_graph import keep, read_kept
 from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
 from multi_dnn_ros.models.registry import BUILTIN, ModelRequest, ModelSource
+from multi_dnn_ros.settings.forms import path_problem
 
 if TYPE_CHECKING:
     from torch import nn
 
-log = logging.getLogger(__name__)
-
 #: Key of the metadata in the file that holds the fields of the Source, as JSON. Another format has another key.
 _KEY = "multi_dnn_ros network 1"
 _FIELDS = ("size", "decoder", "labels", "preprocess", "fixed_size", "classes", "score_threshold", "original")
-_DIGITS = 32
-#: Number of files that are kept; the oldest ones are removed.
-_MAX_KEPT = 64
 
 
 def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
@@ -47,10 +39,10 @@ def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
     Without an input size, or with one that the network does not take, the PyTorch module is returned, for which the
     caller finds the reason. Raises ModelError, also if the network cannot be exported.
     """
-    checksum = _checksum(source, request)
-    model = _shipped(source, request) or _kept(checksum, 1)
+    path = _kept_path(source, request)
+    model = _shipped(source, request) or (path and read_kept(path))
     if model is not None:
-        return _described(model, source, request, checksum)
+        return _described(model, source, request, path)
     loaded = source.load(request)
     config, own = request.config, loaded.size or (0, 0)
     size = config.input_width or own[0], config.input_height or own[1]
@@ -68,11 +60,12 @@ def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
             f"{error}; backend 'eager' runs it by PyTorch"
         ) from None
     _describe(model, loaded, size)
-    _keep(checksum, 1, model)
-    return _described(model, source, request, checksum)
+    if path:
+        keep(path, model)
+    return _described(model, source, request, path)
 
 
-def _described(model: Any, source: ModelSource, request: ModelRequest, checksum: str) -> Source:
+def _described(model: Any, source: ModelSource, request: ModelRequest, path: Path | None) -> Source:
     """The Source that `_describe` wrote into the graph."""
     (text,) = (entry.value for entry in model.metadata_props if entry.key == _KEY)
     fields = json.loads(text)
@@ -91,11 +84,13 @@ def _described(model: Any, source: ModelSource, request: ModelRequest, checksum:
                 value.type.tensor_type.shape.dim[0].dim_value = images
             del shipped.graph.value_info[:]
             return shipped
-        batched = _kept(checksum, images)
+        kept = path and path.with_stem(f"{path.stem[:-2]}-{images}")
+        batched = kept and read_kept(kept)
         if batched is None:
             side = model.graph.input[0].type.tensor_type.shape.dim
             batched = _exported(source.load(load).network, (side[3].dim_value, side[2].dim_value), images)
-            _keep(checksum, images, batched)
+            if kept:
+                keep(kept, batched)
         return batched
 
     return Source(
@@ -131,10 +126,9 @@ def _head(fields: dict[str, Any]) -> AnchorHead:
 def _exported(module: nn.Module, size: tuple[int, int], images: int = 1) -> Any:
     import torch
 
-    from multi_dnn_ros.models.onnx_export import export, export_network
+    from multi_dnn_ros.models.onnx_export import export
 
-    example = (torch.zeros(images, 3, size[1], size[0]),)
-    return export_network(module, example).model if images == 1 else export(module, example)
+    return export(module, (torch.zeros(images, 3, size[1], size[0]),), compare=images == 1)
 
 
 def _shipped(source: ModelSource, request: ModelRequest) -> Any:
@@ -145,62 +139,18 @@ def _shipped(source: ModelSource, request: ModelRequest) -> Any:
     return onnx.load(path) if path is not None and path.is_file() else None
 
 
-def _checksum(source: ModelSource, request: ModelRequest) -> str:
-    """Of all that the network depends on; "": the source cannot say it, or a file cannot be read."""
-    config = request.config
-    is_file = source.name.startswith(".")
+def _kept_path(source: ModelSource, request: ModelRequest) -> Path | None:
+    """The file in the cache, named after all that the network depends on; None: the source cannot say it."""
+    config, is_file = request.config, source.name.startswith(".")
     if not (is_file or source.rebuilds):
-        return ""
+        return None
     facts = [source.name if is_file else config.model, config.weights, config.num_classes]
-    files = [Path(request.name)] if is_file else []
-    if source.file is not None:
-        files.append(source.file(request.name))
-    digest = hashlib.sha256(_KEY.encode())
-    try:
-        if source.takes_weights:
-            files.append(Path(config.weights).expanduser())
-        for file in files:
-            if file.is_file():
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
-    except (OSError, RuntimeError):  # no permission, no such user: reported by the source
-        return ""
-    digest.update(json.dumps([*facts, config.input_width, config.input_height]).encode())
-    return digest.hexdigest()[:_DIGITS]
-
-
-def _kept(checksum: str, images: int) -> Any:
-    """The kept graph for a number of images; None: there is none, or it is damaged."""
-    import onnx
-
-    for path in (cache_folder() / "onnx").glob(f"{checksum}-{images}-*.onnx") if checksum else ():
-        try:
-            content = path.read_bytes()
-            if path.stem.endswith(hashlib.sha256(content).hexdigest()[:_DIGITS]):
-                with contextlib.suppress(OSError):
-                    path.touch()
-                return onnx.load_model_from_string(content)
-            problem = "it is damaged"
-        except OSError as error:
-            problem = summarize_error(error)
-        log.warning("%s cannot be read and is exported again: %s", path, problem)
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return None
-
-
-def _keep(checksum: str, images: int, model: Any) -> None:
-    if not checksum:
-        return
-    content = model.SerializeToString()
-    folder = cache_folder() / "onnx"
-    path = folder / f"{checksum}-{images}-{hashlib.sha256(content).hexdigest()[:_DIGITS]}.onnx"
-    try:
-        with atomic_write(path) as temporary:
-            temporary.write_bytes(content)
-        for old in sorted(folder.glob("*.onnx"), key=lambda file: file.stat().st_mtime)[:-_MAX_KEPT]:
-            old.unlink()
-    except OSError as error:
-        log.warning("the ONNX form is not kept, so that it is exported again: %s cannot be written: %s", path, error)
+    facts += [config.input_width, config.input_height]
+    digest = hashlib.sha256(json.dumps([_KEY, *facts]).encode())
+    for file in (*([request.name] if is_file else ()), *([config.weights] if source.takes_weights else ())):
+        if not path_problem(file, "file"):
+            digest.update(Path(file).expanduser().read_bytes())
+    return cache_folder() / "onnx" / f"{digest.hexdigest()[:32]}-1.onnx"
 
 
 def main() -> None:

@@ -8,14 +8,20 @@ ones. Values whose shape depends on the content of the image are reported.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.errors import Refusal, node_name
+from multi_dnn_ros.models.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 #: Elements of the largest tensor inside a network, and of all tensors that do not depend on the image: 2 GiB as
 #: float32.
@@ -62,6 +68,15 @@ class ValueType(NamedTuple):
         return onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, self.element), axes)
 
 
+def quiet_session(model: Any, options: Any = None) -> Any:
+    """A session of the CPU's provider for an onnx.ModelProto. options: None: `quiet_options`."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options or quiet_options(), providers=["CPUExecutionProvider"]
+    )
+
+
 def optimized(model: Any, level: str) -> Any:
     """An onnx.ModelProto optimized by ONNX Runtime. level: "BASIC" (only operators of the file's own domains remain) or
     "ALL" (with operators and layouts for this CPU). Raises what ONNX Runtime raises.
@@ -73,7 +88,7 @@ def optimized(model: Any, level: str) -> Any:
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
     with memory_file("optimized.onnx") as path:
         options.optimized_model_filepath = path
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        quiet_session(model, options)
         return onnx.load(path)
 
 
@@ -89,11 +104,17 @@ def value_types(model: Any) -> dict[str, ValueType]:
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in written)
     options = quiet_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = quiet_session(probe, options)
     return {
         value.name: ValueType(value.type, tuple(axis if isinstance(axis, int) else 0 for axis in value.shape))
         for value in (*session.get_inputs(), *session.get_outputs())
     }
+
+
+def node_name(node: Any) -> str:
+    """Operator and, if it has one, name of a node, for messages."""
+    operator = f"{node.domain}.{node.op_type}".strip(".")
+    return f"{operator} (node {node.name!r})" if node.name else operator
 
 
 def names_read(node: Any) -> list[str]:
@@ -127,15 +148,23 @@ def memory_file(name: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class StaticGraph:
-    """nodes: in order. constants: onnx.TensorProto by name. types: of the values that nodes write or that are inputs.
-    dynamic: name of a value whose shape depends on the image -> the node that causes it; such values are not in types.
+    """A folded graph. types: of the values that nodes write or that are inputs. dynamic: name of a value whose shape
+    depends on the image -> the node that causes it; such values are not in types.
     """
 
     model: Any
-    nodes: list[Any] = field(default_factory=list)
-    constants: dict[str, Any] = field(default_factory=dict)
-    types: dict[str, ValueType] = field(default_factory=dict)
-    dynamic: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, ValueType]
+    dynamic: dict[str, Any]
+
+    @cached_property
+    def nodes(self) -> list[Any]:
+        """The nodes in order."""
+        return list(self.model.graph.node)
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """onnx.TensorProto by name."""
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a value; None unless every axis is known."""
@@ -148,52 +177,62 @@ def static_graph(model: Any, *, static: bool) -> StaticGraph:
     """Fold an onnx.ModelProto, which is not changed.
 
     static: the input size is fixed, so an unknown shape depends on the content of the image and is reported in
-    `dynamic`; otherwise unknown shapes are accepted. Raises Refusal for what ONNX Runtime cannot run, and for tensors
-    of more than MAX_ELEMENTS elements.
+    `dynamic`; otherwise unknown shapes are accepted. Raises ModelError for what ONNX Runtime cannot run, and for
+    tensors of more than MAX_ELEMENTS elements.
     """
     _check_sizes(model)
-    graph = _folded(model, static)
-    while graph.dynamic:  # ONNX Runtime folds what an operator consists of only when it is called again
-        again = _folded(graph.model, static)
-        if len(again.nodes) == len(graph.nodes):
-            break
-        graph = again
-    return graph
-
-
-def _folded(model: Any, static: bool) -> StaticGraph:
     try:
         folded = optimized(model, "BASIC")
         types = value_types(folded)
     except Exception as error:
-        raise Refusal(f"cannot be read as ONNX, or ONNX Runtime cannot run it: {summarize_error(error)}") from None
-    nodes = list(folded.graph.node)
-    constants = {tensor.name: tensor for tensor in folded.graph.initializer}
+        raise ModelError(f"cannot be read as ONNX, or ONNX Runtime cannot run it: {summarize_error(error)}") from None
     dynamic: dict[str, Any] = {}
-    for node in nodes if static else ():
+    for node in folded.graph.node if static else ():
         cause = next((dynamic[name] for name in node.input if name in dynamic), None)
         for name in node.output:
             if name and (cause is not None or (types[name].is_tensor and types[name].shape is None)):
                 dynamic[name] = cause = cause or node
                 types.pop(name)
-    return StaticGraph(folded, nodes, constants, types, dynamic)
+    if dynamic and len(folded.graph.node) != len(model.graph.node):
+        # ONNX Runtime folds what an operator consists of only when it is called again.
+        return static_graph(folded, static=static)
+    return StaticGraph(folded, types, dynamic)
 
 
 def _check_sizes(model: Any) -> None:
-    """Raise Refusal if a tensor, such as one that ONNX Runtime would compute while folding, is too large."""
+    """Raise ModelError if a tensor, such as one that ONNX Runtime would compute while folding, is too large."""
     from onnx import shape_inference
 
-    try:
-        inferred = shape_inference.infer_shapes(model)
-    except Exception as error:
-        raise Refusal(f"the shapes of its values cannot be found: {summarize_error(error)}") from None
+    inferred = shape_inference.infer_shapes(model).graph
     sizes = {
         value.name: math.prod(max(axis.dim_value, 1) for axis in value.type.tensor_type.shape.dim)
-        for value in (*inferred.graph.value_info, *inferred.graph.output)
+        for value in (*inferred.value_info, *inferred.output)
     }
     for node in model.graph.node:
         if max((sizes.get(name, 0) for name in node.output), default=0) > MAX_ELEMENTS:
-            raise Refusal(
+            raise ModelError(
                 f"at operator {node_name(node)} its tensors take more than {MAX_ELEMENTS >> 28} GiB, the largest size "
                 "allowed; choose a smaller input or network"
             )
+
+
+def read_kept(path: Path) -> Any:
+    """The onnx.ModelProto that :func:`keep` wrote to `path`; None: there is none, or it is damaged."""
+    import onnx
+
+    if path.is_file():
+        with contextlib.suppress(Exception):  # protobuf's own errors
+            model = onnx.load(path)
+            if model.graph.node:  # an empty file, as a power loss may leave, is an empty model
+                return model
+        log.warning("%s is damaged and is made again", path)
+    return None
+
+
+def keep(path: Path, model: Any) -> None:
+    """Write an onnx.ModelProto to a file of the cache; a problem is a warning in the log."""
+    try:
+        with atomic_write(path, to_disk=True) as temporary:
+            temporary.write_bytes(model.SerializeToString())
+    except OSError as error:
+        log.warning("the ONNX model is not kept, so that it is made again: %s cannot be written: %s", path, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.models.onnx_graph import quiet_options
+from multi_dnn_ros.models.onnx_graph import quiet_session
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,17 +36,12 @@ class OnnxNetwork:
 
     def __call__(self, image: npt.ArrayLike) -> list[npt.NDArray[Any]]:
         """The raw outputs for one image, computed by one thread. Raises what ONNX Runtime raises."""
-        (given,) = (value.name for value in self.model.graph.input)
-        found: list[npt.NDArray[Any]] = self._session.run(list(self.outputs), {given: np.asarray(image)})
+        found: list[npt.NDArray[Any]] = self._session.run(None, {self.model.graph.input[0].name: np.asarray(image)})
         return found
 
     @cached_property
     def _session(self) -> Any:
-        import onnxruntime
-
-        return onnxruntime.InferenceSession(
-            self.model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
-        )
+        return quiet_session(self.model)
 
 
 def run_network(network: Any, image: npt.NDArray[np.float32]) -> list[Any]:
@@ -62,3 +57,21 @@ def run_network(network: Any, image: npt.NDArray[np.float32]) -> list[Any]:
     with torch.inference_mode():
         outputs = pytree.tree_leaves(network(torch.from_numpy(np.asarray(image))))
     return [output for output in outputs if isinstance(output, torch.Tensor)]
+
+
+def first_difference(
+    found: Sequence[npt.ArrayLike], wanted: Sequence[npt.ArrayLike], tolerance: float, share: float = 0.0
+) -> str:
+    """What is wrong with the first output that is not as `wanted`, such as "output 1 differs"; empty: all agree.
+
+    tolerance: largest difference relative to the output's largest value. share: of values that may differ by more.
+    """
+    for number, (own, right) in enumerate(zip(map(np.asarray, found), map(np.asarray, wanted), strict=True)):
+        if own.shape != right.shape:
+            return f"output {number} has the shape {own.shape} and differs"
+        own, right = own.astype(np.float64), right.astype(np.float64)
+        scale = np.abs(right[np.isfinite(right)]).max(initial=0.0)
+        close = np.isclose(own, right, rtol=0.0, atol=tolerance * (0.01 + scale), equal_nan=True)
+        if close.size and 1.0 - close.mean() > share:
+            return f"output {number} differs"
+    return ""

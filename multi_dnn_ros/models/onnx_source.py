@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.models.dnn import Source
-from multi_dnn_ros.models.errors import ModelError, Refusal
-from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.models.registry import ModelRequest
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+#: Maximum length of a message, since attributes of a file can be megabytes of text; and of the end that is kept.
+_MAX_LENGTH, _END_LENGTH = 1000, 300
 
 
 def onnx_source(request: ModelRequest) -> Source:
@@ -29,8 +31,12 @@ def onnx_source(request: ModelRequest) -> Source:
     path, config = Path(request.name), request.config
     size = (config.input_width, config.input_height)
     prepared = _read(path, lambda: prepare(path, size))
-    if prepared.described.task == "classify" and not request.classifiers:
+    described, outputs = prepared.described, prepared.outputs
+    if described.task == "classify" and not request.classifiers:
         raise ModelError(f"{path}: is a classifier by its metadata; allowed: detectors and segmentation networks")
+    if prepared.cut:
+        shown = ", ".join(f"{name} {shape}" for name, shape in outputs)
+        log.info("%s: cut before its non-maximum suppression, which the decoder performs; outputs: %s", path, shown)
 
     def convert_now() -> Any:
         from multi_dnn_ros.models.onnx_intake.conversion import convert  # needs PyTorch
@@ -42,49 +48,36 @@ def onnx_source(request: ModelRequest) -> Source:
         lambda images: _read(path, lambda: prepare(path, size, images)).model,
         lambda: _read(path, convert_now),
     )
-    if prepared.cut:
-        _log_cut(path, prepared.outputs)
-    return _source(prepared, network if request.onnx else network.to_torch())
+    preprocess = dict(described.preprocess)
+    if prepared.integers:  # it takes values from 0 to 255
+        preprocess = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255), **preprocess}
+    rows_of_6 = len(outputs) == 1 and outputs[0][1][2:] == (6,)
+    return Source(
+        network if request.onnx else network.to_torch(),
+        prepared.size,
+        described.decoder_of_rows if rows_of_6 and described.decoder_of_rows else described.decoder,
+        described.labels,
+        preprocess,
+        fixed_size=prepared.size is not None,
+        classes=len(described.labels),
+        outputs=tuple(shape for _, shape in outputs),
+        output_names=tuple(name for name, _ in outputs),
+    )
 
 
 def _read(path: Path, step: Callable[[], T]) -> T:
-    """The result of `step`, whose errors become ModelErrors that name the file."""
+    """The result of `step`, whose errors become ModelErrors of one line that name the file."""
     try:
         return step()
     except MissingExtra as error:
         raise ModelError(str(error)) from None
-    except Refusal as error:
-        raise ModelError(f"{path}: {error}") from None
+    except ModelError as error:
+        text = str(error)
     except Exception as error:
-        raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}") from None
-
-
-@lru_cache(maxsize=64)
-def _log_cut(path: Path, outputs: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
-    """Say once what was cut."""
-    log.info(
-        "%s: cut before its non-maximum suppression, which the decoder performs instead; outputs: %s", path,
-        ", ".join(f"{name} {shape}" for name, shape in outputs),
-    )  # fmt: skip
-
-
-def _source(prepared: Prepared, network: Any) -> Source:
-    described, size = prepared.described, prepared.image.size
-    preprocess = dict(described.preprocess)
-    if prepared.image.integers:  # it takes values from 0 to 255
-        preprocess = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255), **preprocess}
-    rows_of_6 = len(prepared.outputs) == 1 and prepared.outputs[0][1][2:] == (6,)
-    return Source(
-        network,
-        size,
-        described.decoder_of_rows if rows_of_6 and described.decoder_of_rows else described.decoder,
-        described.labels,
-        preprocess,
-        fixed_size=size is not None,
-        classes=len(described.labels),
-        outputs=tuple(shape for _, shape in prepared.outputs),
-        output_names=tuple(name for name, _ in prepared.outputs),
-    )
+        text = f"cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}"
+    if len(text) > _MAX_LENGTH:
+        text = f"{text[: _MAX_LENGTH - _END_LENGTH - 3]}...{text[-_END_LENGTH:]}"
+    raise ModelError(f"{path}: " + "".join(each if each.isprintable() else "?" for each in text))
 
 
 def declared(path: Path) -> dict[str, Any]:

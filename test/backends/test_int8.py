@@ -152,7 +152,7 @@ def test_a_damaged_file_in_the_cache_is_calibrated_again(
     file.write_bytes(content)
     assert quantized(network, images, lines.append, "lane") == model
     assert len(lines) == 2
-    assert f"{file} cannot be read and is calibrated again" in caplog.text
+    assert f"{file} is damaged and is made again" in caplog.text
     assert file.read_bytes() == whole
 
 

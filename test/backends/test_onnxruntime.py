@@ -26,7 +26,7 @@ from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessi
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, node_times_ms
-from multi_dnn_ros.models.onnx_export import export_network
+from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
 from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
@@ -97,6 +97,13 @@ def seeded(kind: type[nn.Module]) -> nn.Module:
 @functools.cache
 def network(kind: type[nn.Module]) -> OnnxNetwork:
     return export_network(seeded(kind), IMAGE)
+
+
+def export_network(module: nn.Module, example: tuple[torch.Tensor, ...]) -> OnnxNetwork:
+    def for_images(images: int) -> Any:
+        return export(module, tuple(torch.cat([tensor] * images) for tensor in example))
+
+    return OnnxNetwork(export(module, example, compare=True), for_images, lambda: module)
 
 
 def through(stages: Sequence[Any], image: np.ndarray) -> tuple[Any, ...]:

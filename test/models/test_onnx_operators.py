@@ -145,7 +145,7 @@ def test_an_operator_agrees_with_onnxruntime(case: Case, tmp_path: Path) -> None
             "Resize", {"roi": floats(*[0] * 4, *[0.5] * 4), "s": floats(1, 1, 2, 3)},
             {"coordinate_transformation_mode": "tf_crop_and_resize"}, "operator Resize .*tf_crop_and_resize",
         ),
-        ("Resize", {"roi": floats(), "s": floats(1, 1, 0.5, 0.4)}, {"mode": "nearest"}, "differ from ONNX Runtime's"),
+        ("Resize", {"roi": floats(), "s": floats(1, 1, 0.5, 0.4)}, {"mode": "nearest"}, "differs from ONNX Runtime's"),
         ("ReduceMax", {}, {"noop_with_empty_axes": 1}, "noop_with_empty_axes"),
     ],
 )  # fmt: skip

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.models.errors import Refusal
-from multi_dnn_ros.models.onnx_graph import quiet_options
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.onnx_graph import quiet_session
+from multi_dnn_ros.models.onnx_network import first_difference
 
 #: Largest difference of an output from ONNX Runtime's, relative to the output's largest value, and the share of values
 #: that may differ by more: where two scores are nearly equal, rounding may exchange their rows.
@@ -32,13 +33,14 @@ def convert(model: Any) -> fx.GraphModule:
     """Convert a prepared onnx.ModelProto to a network in eval mode.
 
     The network takes (1, 3, height, width) float32 and returns a tensor, or a list if there are several outputs. Raises
-    Refusal, which names the operator, also if the size of the image is free and if the outputs for noise differ from
+    ModelError, which names the operator, also if the size of the image is free and if the outputs for noise differ from
     those of ONNX Runtime.
     """
     from onnx import ModelProto
 
-    if not all(side.dim_value for side in model.graph.input[0].type.tensor_type.shape.dim):
-        raise Refusal("leaves the size of its image open; set input_width and input_height, or --size")
+    shape = [side.dim_value for side in model.graph.input[0].type.tensor_type.shape.dim]
+    if not all(shape):
+        raise ModelError("leaves the size of its image open; set input_width and input_height, or --size")
     given, model = model, ModelProto()
     model.CopyFrom(given)
     _make_pads_explicit(model)
@@ -50,40 +52,21 @@ def convert(model: Any) -> fx.GraphModule:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about deviations that the comparison with ONNX Runtime finds
             network = _with_plain_names(onnx2torch.convert(model).eval())
-            _compare(model, network)
-    except Refusal:
-        raise
+            image = np.random.default_rng(0).random(shape, np.float32)
+            with torch.inference_mode():
+                found = [output.numpy() for output in pytree.tree_leaves(network(torch.from_numpy(image)))]
     except Exception as error:  # whatever the converters raise
-        raise Refusal(
+        raise ModelError(
             f"cannot be converted to PyTorch, which this use of it needs: {summarize_error(error)}; {_INSTEAD}"
         ) from None
+    if difference := first_difference(
+        found, quiet_session(model).run(None, {model.graph.input[0].name: image}), _TOLERANCE, _MAX_DIFFERENT
+    ):
+        raise ModelError(
+            f"converted to PyTorch, its {difference} from ONNX Runtime's; run it on the CPU by ONNX Runtime, or export "
+            "it with another opset or as a .pt2 file"
+        )
     return network
-
-
-def _compare(model: Any, network: fx.GraphModule) -> None:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
-    )
-    (given,) = session.get_inputs()
-    image = np.random.default_rng(0).random(given.shape, np.float32)
-    with torch.inference_mode():
-        found = [output.double().numpy() for output in pytree.tree_leaves(network(torch.from_numpy(image)))]
-    for value, own, reference in zip(model.graph.output, found, session.run(None, {given.name: image}), strict=True):
-        right = reference.astype(np.float64)
-        if own.shape != right.shape:
-            raise Refusal(f"converted to PyTorch, {value.name!r} has the shape {own.shape} instead of {right.shape}")
-        scale = np.abs(right[np.isfinite(right)]).max(initial=0.0) or 1.0
-        with np.errstate(invalid="ignore"):
-            different = ~(
-                (own == right) | (np.abs(own - right) <= _TOLERANCE * scale) | (np.isnan(own) & np.isnan(right))
-            )
-        if different.size and different.mean() > _MAX_DIFFERENT:
-            raise Refusal(
-                f"converted to PyTorch, {different.mean():.0%} of {value.name!r} differ from ONNX Runtime's; run it "
-                "on the CPU by ONNX Runtime, or export it with another opset or as a .pt2 file"
-            )
 
 
 def _make_pads_explicit(model: Any) -> None:

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.errors import Refusal
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.settings.params_file import StrictLoader
 
 _MAX_BYTES = 4 << 20
@@ -87,7 +87,7 @@ def describe(path: Path, properties: Mapping[str, str]) -> Metadata:
     """The metadata in `properties` (of the ONNX file `path`) and in the files beside it. A file that has the name of
     the model has precedence over other files.
 
-    Raises Refusal, which names the file and the key, for values of the wrong kind.
+    Raises ModelError, which names the file and the key, for values of the wrong kind.
     """
     found = Metadata()
     if "names" in properties and ("task" in properties or "stride" in properties or "imgsz" in properties):
@@ -122,17 +122,19 @@ def _merged(first: Metadata, second: Metadata) -> Metadata:
 def _read(file: Path) -> Metadata:
     try:
         if file.stat().st_size > _MAX_BYTES:
-            raise Refusal(f"{file} has more than {_MAX_BYTES} bytes; expected a description of the model")
+            raise ModelError(f"{file} has more than {_MAX_BYTES} bytes; expected a description of the model")
         text = file.read_text(encoding="utf-8")
         values = json.loads(text) if file.suffix == ".json" else yaml.load(text, _Loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        if isinstance(error, Refusal):
+        if isinstance(error, ModelError):
             raise
-        raise Refusal(f"{file} beside it cannot be read: {summarize_error(error)}") from None
+        raise ModelError(f"{file} beside it cannot be read: {summarize_error(error)}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         if file.name in _BY_EXPORTERS:
             return Metadata()
-        raise Refusal(f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_Own.model_fields)}")
+        raise ModelError(
+            f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_Own.model_fields)}"
+        )
     where = str(file)
     if "names" in values:
         return _ultralytics(values, where)
@@ -220,19 +222,19 @@ def _literal(text: str, key: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise Refusal(f"metadata {key} is {text[:60]!r}; expected a list or names by number") from None
+        raise ModelError(f"metadata {key} is {text[:60]!r}; expected a list or names by number") from None
 
 
 def _valid(kind: Any, given: Any, where: str) -> Any:
-    """`given` as a value of the type `kind`. Raises Refusal, which names `where` and the first problem."""
+    """`given` as a value of the type `kind`. Raises ModelError, which names `where` and the first problem."""
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "extra_forbidden":
-            raise Refusal(
+            raise ModelError(
                 f"{where}: unknown key {str(first['loc'][0])[:80]!r}; allowed: {', '.join(_Own.model_fields)}"
             ) from None
         place = " ".join(str(part) for part in first["loc"][:1] if kind is _Own)
         where = f"{where}: {place}" if place else where
-        raise Refusal(f"{where} is {str(first['input'])[:80]!r}: {first['msg']}") from None
+        raise ModelError(f"{where} is {str(first['input'])[:80]!r}: {first['msg']}") from None

@@ -13,11 +13,10 @@ would make all classes of a pixel nearly equally probable, and its sigmoid every
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from multi_dnn_ros.models.errors import Refusal, node_name
-from multi_dnn_ros.models.onnx_graph import StaticGraph
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.onnx_graph import StaticGraph, node_name
 
 #: Minimum length of a box's row: four coordinates and at least one score.
 _MIN_ROW_LENGTH = 5
@@ -28,7 +27,7 @@ _LAYOUT_CHANGES = ([0, 2, 3, 1], [0, 3, 1, 2])
 def output_names(graph: StaticGraph, outputs: Iterable[str], images: int = 1) -> list[str]:
     """Names of the values that the network returns: `outputs`, with the tensors at the cut instead of those after it.
 
-    images: number of images. Raises Refusal, naming the operator, if a shape depends
+    images: number of images. Raises ModelError, naming the operator, if a shape depends
     on the content of the image for any other reason.
     """
     names = list(outputs)
@@ -39,7 +38,7 @@ def output_names(graph: StaticGraph, outputs: Iterable[str], images: int = 1) ->
     suppressions = [node for node in behind if node.op_type == "NonMaxSuppression"]
     if not suppressions:
         cause = graph.dynamic[cut[0]]
-        raise Refusal(
+        raise ModelError(
             f"operator {node_name(cause)}: the shape of its output depends on the content of the image; allowed: fixed "
             "shapes, or NonMaxSuppression behind the detection head; export the network without its post-processing"
         )
@@ -48,7 +47,7 @@ def output_names(graph: StaticGraph, outputs: Iterable[str], images: int = 1) ->
     found = [head] if head else list(dict.fromkeys(name for node in suppressions for name in node.input[:2]))
     lost = [name for name in found if name not in graph.types or name in graph.constants]
     if lost or len(found) > 2:
-        raise Refusal(
+        raise ModelError(
             f"operator {node_name(suppressions[0])}: boxes and scores before it have no fixed shape; export the "
             "network without non-maximum suppression"
         )
@@ -80,42 +79,29 @@ def _reachable(graph: StaticGraph, targets: set[str], *, without: str) -> bool:
     return bool(targets & reached)
 
 
-@dataclass(frozen=True)
-class OutputTensor:
-    """A tensor that the network returns.
-
-    name: its name in the graph. channels_last: whether it is (1, h, w, channels) in the graph; it is returned as
-    (1, channels, h, w).
-    """
-
-    name: str
-    channels_last: bool = False
-
-
 def output_tensors(
     graph: StaticGraph, names: list[str], size: tuple[int, int] | None, opset: int, images: int = 1
-) -> list[OutputTensor]:
-    """The tensors to return for outputs `names`. size: (width, height) of the input; None: free, so nothing is changed.
+) -> list[tuple[str, bool]]:
+    """The tensors to return for outputs `names`, and whether each is (1, h, w, channels) in the graph; it is then
+    returned as (1, channels, h, w).
 
-    opset: version of the standard operators. images: number of images.
+    size: (width, height) of the input; None: free, so nothing is changed. opset: version of the standard operators.
+    images: number of images.
     """
+    if size is None:
+        return [(name, False) for name in names]
     writers = {name: node for node in graph.nodes for name in node.output}
-    return [_tensor(graph, writers, name, size, opset, images) for name in names]
-
-
-def _tensor(
-    graph: StaticGraph, writers: dict[str, Any], name: str, size: tuple[int, int] | None, opset: int, images: int
-) -> OutputTensor:
-    if size is None or _channel_axis(graph.shape(name), size, images) is None:
-        return OutputTensor(name)
-    value = name
-    while value in writers and _keeps_values(graph, writers[value]):
-        value = writers[value].input[0]
-    node = writers.get(value)
-    axis = _channel_axis(graph.shape(value), size, images)
-    if node is not None and axis is not None and _is_activation(node, axis, graph.shape(value) or (), opset):
-        return OutputTensor(node.input[0], axis == 3)
-    return OutputTensor(name, _channel_axis(graph.shape(name), size, images) == 3)
+    tensors = []
+    for name in names:
+        axis = _channel_axis(graph.shape(name), size, images)
+        value, found = name, (name, axis == 3)
+        while value in writers and _keeps_values(graph, writers[value]):
+            value = writers[value].input[0]
+        inner, node = _channel_axis(graph.shape(value), size, images), writers.get(value)
+        if axis and inner and node is not None and _is_activation(node, inner, graph.shape(value) or (), opset):
+            found = node.input[0], inner == 3
+        tensors.append(found)
+    return tensors
 
 
 def _channel_axis(shape: tuple[int, ...] | None, size: tuple[int, int], images: int) -> int | None:

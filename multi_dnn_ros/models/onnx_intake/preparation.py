@@ -1,33 +1,43 @@
-"""Prepares an ONNX file: fixed size, folded constants, float32, cut before suppression."""
+"""Prepares an ONNX file: one float32 image of fixed size, folded constants, cut before suppression."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.models.errors import Refusal
-from multi_dnn_ros.models.onnx_graph import StaticGraph, ValueType, names_read, static_graph
-from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs, to_float32
-from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
-from multi_dnn_ros.models.onnx_intake.outputs import OutputTensor, output_names, output_tensors
+import numpy as np
+import numpy.typing as npt
 
-#: A protobuf message cannot be larger, bytes.
-_MAX_BYTES = (2 << 30) - 1
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.onnx_graph import StaticGraph, ValueType, names_read, static_graph
+from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
+from multi_dnn_ros.models.onnx_intake.outputs import output_names, output_tensors
+
+#: Further inputs of exports by RT-DETR, Paddle and LSTR: name -> value for (width, height). With these values boxes are
+#: in pixels of the input image, and no pixel is padding.
+KNOWN_INPUTS: dict[str, Callable[[int, int], npt.ArrayLike]] = {
+    "orig_target_sizes": lambda width, height: [[width, height]],
+    "im_shape": lambda width, height: [[height, width]],
+    "scale_factor": lambda width, height: [[1, 1]],
+    "input_mask": lambda width, height: np.zeros((1, 1, height, width)),
+}
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A graph ready to run.
 
-    model: onnx.ModelProto with one input, (images, 3, height, width) float32. image: the input of the file. outputs:
-    name and shape of each output, 0 for a free axis. described: metadata from the file and the files beside it. cut:
-    whether the graph was cut before a non-maximum suppression.
+    model: onnx.ModelProto with one input, (images, 3, height, width) float32. size: (width, height) of its image; None:
+    free. integers: whether the file takes uint8, that is, values from 0 to 255. outputs: name and shape of each output,
+    0 for a free axis. described: metadata from the file and the files beside it. cut: whether the graph was cut before
+    a non-maximum suppression.
     """
 
     model: Any
-    image: ImageInput
+    size: tuple[int, int] | None
+    integers: bool
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     described: Metadata
     cut: bool
@@ -37,59 +47,128 @@ def prepare(path: Path, requested: tuple[int, int] = (0, 0), images: int = 1) ->
     """Read `path` and prepare its graph for a number of images.
 
     requested: (width, height) for sides that the file leaves free; 0: as stated in the metadata, if at all. Raises
-    Refusal, and errors of onnx and protobuf for damaged files.
+    ModelError, which does not name the file, and errors of onnx and protobuf for damaged files.
     """
+    import onnx
     from onnx import inliner
 
-    model = _read_model(path)
+    model = onnx.load(path)  # reads external data from the model's folder only
     described = describe(path, {entry.key: entry.value for entry in model.metadata_props})
     requested = (requested[0] or described.size[0], requested[1] or described.size[1])
-    opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
-    if not opsets.get(""):
-        raise Refusal("cannot be read as ONNX: it names no version of the standard operators (opset)")
-    if len(model.functions):
-        try:
-            model = inliner.inline_local_functions(model)
-        except Exception as error:
-            raise Refusal(f"its functions cannot be inlined: {summarize_error(error)}") from None
-    to_float32(model)
-    image = fix_inputs(model, requested, images)
-    if image.size is not None and any(side % described.stride for side in image.size):
-        width, height = image.size
-        raise Refusal(f"takes images whose sides are multiples of {described.stride}; not {width} x {height}")
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     wanted = [value.name for value in model.graph.output]
-    if not wanted:
-        raise Refusal("cannot be read as ONNX: it has no output")
-    graph = static_graph(model, static=image.size is not None)
+    if not opset or not wanted:
+        raise ModelError("cannot be read as ONNX: it names no version of the standard operators, or no output")
+    if len(model.functions):
+        model = inliner.inline_local_functions(model)
+    _to_float32(model)
+    size, integers = _fix_inputs(model, requested, images)
+    if size is not None and any(side % described.stride for side in size):
+        raise ModelError(f"takes images whose sides are multiples of {described.stride}; not {size[0]} x {size[1]}")
+    graph = static_graph(model, static=size is not None)
     names = output_names(graph, wanted, images)
-    tensors = output_tensors(graph, names, image.size, opsets[""], images)
-    shapes = [_open_shape(graph, tensor) for tensor in tensors]
-    rebuilt = _rebuild(graph, tensors, shapes)
-    return Prepared(rebuilt, image, tuple(zip(names, shapes, strict=True)), described, names != wanted)
+    tensors = output_tensors(graph, names, size, opset, images)
+    shapes = [_open_shape(graph, *tensor) for tensor in tensors]
+    outputs = tuple(zip(names, shapes, strict=True))
+    return Prepared(_rebuild(graph, tensors, shapes), size, integers, outputs, described, names != wanted)
 
 
-def _read_model(path: Path) -> Any:
-    """The onnx.ModelProto of `path` with its weights inside; onnx reads external data from the model's folder only."""
-    import onnx
-
-    size = path.stat().st_size
-    if size > _MAX_BYTES:
-        raise Refusal(f"has {size} bytes; allowed: {_MAX_BYTES}; save its weights as external data")
-    model = onnx.load(path)
-    if not model.graph.node and not model.graph.output:
-        raise Refusal("cannot be read as ONNX: it holds no graph")
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MAX_BYTES - (1 << 20):
-        raise Refusal("its weights have more than 2 GiB, the largest size allowed")
-    return model
-
-
-def _open_shape(graph: StaticGraph, tensor: OutputTensor) -> tuple[int, ...]:
+def _open_shape(graph: StaticGraph, name: str, channels_last: bool) -> tuple[int, ...]:
     """Shape of an output, 0 for a free axis."""
-    shape = graph.types[tensor.name].axes if tensor.name in graph.types else graph.shape(tensor.name) or ()
-    return (shape[0], shape[3], *shape[1:3]) if tensor.channels_last else shape
+    shape = graph.types[name].axes if name in graph.types else graph.shape(name) or ()
+    return (shape[0], shape[3], *shape[1:3]) if channels_last else shape
 
 
-def _rebuild(graph: StaticGraph, tensors: list[OutputTensor], shapes: list[tuple[int, ...]]) -> Any:
+def _fix_inputs(model: Any, requested: tuple[int, int], images: int) -> tuple[tuple[int, int] | None, bool]:
+    """Fix, in place, the image input to (images, 3, height, width) float32, and turn other known inputs into constants.
+
+    requested: (width, height) for sides that the file leaves free; 0: unknown. A side that stays free makes all
+    shapes that depend on it free. Returns `size` and `integers` of Prepared. Raises ModelError unless the inputs are
+    one image and optionally some of KNOWN_INPUTS; and if there are such inputs and the size of the image is unknown.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    constants = {tensor.name for tensor in model.graph.initializer}
+    given = [value for value in model.graph.input if value.name not in constants]
+    candidates = [value for value in given if value.name not in KNOWN_INPUTS and _is_image(value)]
+    others = [value for value in given if value not in candidates]
+    unknown = [value.name for value in others if value.name not in KNOWN_INPUTS]
+    if len(candidates) != 1 or unknown:
+        shapes = [_shape(value) for value in given]
+        named = f"; unknown: {', '.join(name[:60] for name in unknown[:5])}" if candidates and unknown else ""
+        raise ModelError(
+            f"takes inputs of shapes {shapes[:8]} (0: free{named}); allowed: one image (1, 3, height, width) or "
+            f"(1, height, width, 3), and inputs named {', '.join(KNOWN_INPUTS)}"
+        )
+    (image,) = candidates
+    shape, element = _shape(image), image.type.tensor_type.elem_type
+    channels_last = shape[3] == 3 and shape[1] != 3
+    height, width = shape[1:3] if channels_last else shape[2:]
+    width, height = width or requested[0], height or requested[1]
+    if others and not (width and height):
+        raise ModelError(
+            f"has the input {others[0].name}, for which the image size must be known; set input_width and input_height"
+        )
+    for value in others:
+        kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        numbers = np.array(KNOWN_INPUTS[value.name](width, height), kind)
+        model.graph.initializer.append(numpy_helper.from_array(numbers, value.name))
+        model.graph.input.remove(value)
+    name = image.name
+    if channels_last:
+        name = f"{name}_channels_first"
+        model.graph.node.insert(0, helper.make_node("Transpose", [name], [image.name], name, perm=[0, 2, 3, 1]))
+    fixed = helper.make_tensor_value_info(name, TensorProto.FLOAT, [images, 3, height or None, width or None])
+    model.graph.input.remove(image)
+    model.graph.input.insert(0, fixed)
+    return ((width, height) if width and height else None), element == TensorProto.UINT8
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(max(axis.dim_value, 0) for axis in value.type.tensor_type.shape.dim)
+
+
+def _is_image(value: Any) -> bool:
+    from onnx import TensorProto
+
+    shape = _shape(value)
+    kinds = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UINT8)
+    if len(shape) != 4 or shape[0] not in (0, 1) or value.type.tensor_type.elem_type not in kinds:
+        return False
+    return shape[1] in (0, 3) or shape[3] == 3
+
+
+def _to_float32(model: Any) -> None:
+    """Turn float16 and bfloat16 into float32 everywhere in an onnx.ModelProto, in place: a parameter, not the file,
+    selects the precision.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    half = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
+    for graph in _graphs(model.graph):
+        tensors = list(graph.initializer)
+        for attribute in (each for node in graph.node for each in node.attribute):
+            if attribute.name in ("to", "dtype", "stash_type", "output_dtype") and attribute.i in half:
+                attribute.i = TensorProto.FLOAT
+            if attribute.HasField("t"):
+                tensors.append(attribute.t)
+        for tensor in tensors:
+            if tensor.data_type in half:
+                values = numpy_helper.to_array(tensor).astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+        for value in (*graph.input, *graph.output):
+            if value.type.tensor_type.elem_type in half:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    yield graph
+    for attribute in (each for node in graph.node for each in node.attribute):
+        for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+            yield from _graphs(inner)
+
+
+def _rebuild(graph: StaticGraph, tensors: list[tuple[str, bool]], shapes: list[tuple[int, ...]]) -> Any:
     """The part of the graph that the outputs `tensors` need.
 
     A separate node writes each output, because onnx2torch would otherwise return all outputs of the node that writes
@@ -97,7 +176,7 @@ def _rebuild(graph: StaticGraph, tensors: list[OutputTensor], shapes: list[tuple
     """
     from onnx import helper
 
-    needed = {tensor.name for tensor in tensors}
+    needed = {name for name, _ in tensors}
     nodes = []
     for node in reversed(graph.nodes):
         if needed.intersection(name for name in node.output if name):
@@ -105,17 +184,14 @@ def _rebuild(graph: StaticGraph, tensors: list[OutputTensor], shapes: list[tuple
             nodes.append(node)
     nodes.reverse()
     outputs = []
-    for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
-        written = f"output {index}"
-        constant = graph.constants.get(tensor.name)
-        if tensor.channels_last:
-            nodes.append(helper.make_node("Transpose", [tensor.name], [written], f"output_{index}", perm=[0, 3, 1, 2]))
+    for index, ((name, channels_last), shape) in enumerate(zip(tensors, shapes, strict=True)):
+        written, operator = f"output {index}", "Transpose" if channels_last else "Identity"
+        order: dict[str, Any] = {"perm": [0, 3, 1, 2]} if channels_last else {}
+        nodes.append(helper.make_node(operator, [name], [written], f"output_{index}", **order))
+        if name in graph.constants:
+            outputs.append(helper.make_tensor_value_info(written, graph.constants[name].data_type, shape))
         else:
-            nodes.append(helper.make_node("Identity", [tensor.name], [written], f"output_{index}"))
-        if constant is None:
-            outputs.append(ValueType(graph.types[tensor.name].kind, shape).info(written))
-        else:
-            outputs.append(helper.make_tensor_value_info(written, constant.data_type, shape))
+            outputs.append(ValueType(graph.types[name].kind, shape).info(written))
     model = graph.model
     inputs = {value.name for value in model.graph.input}
     inner = [
