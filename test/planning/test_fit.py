@@ -40,7 +40,7 @@ def test_a_dnn_runs_one_inference_at_a_time() -> None:
     verdict = Fit((demand("lane", 10, 20), demand("object", 30, 50)), servers=8).verdict()
     assert verdict.breaks == ("object",)
     assert verdict.most_hz["object"] == pytest.approx(19.0)
-    assert "object: 50.0 ms per inference at 30.0 Hz, 150% of its time" in verdict.text
+    assert "object: 50.0 ms per inference at 30 Hz, 150% of its time" in verdict.text
     assert verdict.advice == ("object: at most 19 Hz instead of 30, or multi-dnn decompose, a smaller input",)
     batched = Demand("object", {"front": 15.0, "rear": 15.0}, 60, (60,), batch=2)
     assert Fit((batched,)).verdict().needs["object"] == pytest.approx(0.9)
