@@ -52,7 +52,6 @@ def write_figures(path: Path | None, figures: Mapping[str, Any], *, quiet: bool 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows, as a JSON file has them, as a Markdown table: numbers with three digits, what is missing as a dash."""
     from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.planning.fit import three_digits
 
     def text(value: Any) -> str:
         if value is None or value == () or value == []:
@@ -61,7 +60,9 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
             return ", ".join(f"{name} {text(each)}" for name, each in value.items()) or "-"
         if isinstance(value, (list, tuple)):
             return ", ".join(map(str, value))
-        return three_digits(value) if isinstance(value, float) else str(value)
+        if not isinstance(value, float):
+            return str(value)
+        return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:.0f}"
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     return table([name.replace("_", " ") for name in names], [[text(row.get(name)) for name in names] for row in rows])

@@ -144,5 +144,5 @@ class Fit:
 
 
 def three_digits(value: float) -> str:
-    """Format with three significant digits, from 999.5 on as a whole number: 0.0123, 4.50, 789, 12346."""
-    return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:.0f}"
+    """Format with three significant digits, from 999.5 on as a whole number: 0.0123, 4.56, 789, 12346."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
