@@ -112,7 +112,7 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
     """
     from multi_dnn_ros.decoders.layout import shape_text
     from multi_dnn_ros.decoders.registry import DECODERS
-    from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
+    from multi_dnn_ros.models.decoder_choice import input_size, recognized, with_shapes
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.label_names import assumed_labels
     from multi_dnn_ros.models.load import load_dnn
@@ -140,9 +140,9 @@ def _inspect(args: argparse.Namespace, content: dict[str, Any]) -> Dnn:
     named = args.decoder if args.decoder != "auto" else source.decoder
     content |= {"decoder": named, "why": "--decoder" if args.decoder != "auto" else "named by the model"}
     if source.detector is None:
-        shapes = (source.outputs if has_shapes(source) else None) or run_on_zeros(source, args.model, size)
-        content["outputs"] = content.get("outputs") or list(map(shape_text, shapes))
-        found = recognized(source, _NAME, config, shapes)
+        source = with_shapes(source, args.model, size)
+        content["outputs"] = content.get("outputs") or list(map(shape_text, source.outputs or ()))
+        found = recognized(source, _NAME, config)
         if not named:
             content |= {"decoder": found.chosen, "why": found.why}
             if found.chosen and not found.decided:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
-from multi_dnn_ros.common.errors import summarize_error
-from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.decoders.anchor import AnchorHead
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
-from multi_dnn_ros.models.decoder_choice import (
-    decoders_for,
-    has_shapes,
-    input_size,
-    run_on_zeros,
-    with_recognized_decoder,
-)
+from multi_dnn_ros.models.decoder_choice import choose_decoder, input_size, run_on_zeros
 from multi_dnn_ros.models.dnn import Dnn, Output, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
-from multi_dnn_ros.models.onnx_network import run_network
-from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.sources import load_source
+from multi_dnn_ros.settings.flat_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.forms import PRESETS
-from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
@@ -39,8 +28,19 @@ T = TypeVar("T")
 _MAX_LABELS = 65_536
 
 
-#: Decoder, class names by index, preprocessing, and the part of the image that the DNN sees.
-Interface = tuple[DecoderSpec, tuple[str, ...], Preprocess, View]
+@dataclass(frozen=True)
+class Result:
+    """One result of a DNN, like a DNN of its own.
+
+    name: for messages, below "dnn.": `<dnn>` or `<dnn>.output.<output>`. source: the network as if it had only the raw
+    outputs of this result. config: the DNN's, with the parameters of this result. raw_outputs: the numbers of these raw
+    outputs.
+    """
+
+    name: str
+    source: Source
+    config: DnnConfig
+    raw_outputs: tuple[int, ...]
 
 
 def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
@@ -54,218 +54,184 @@ def load_dnn(name: str, config: DnnConfig, *, onnx: bool = False) -> Dnn:
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     """As `load_dnn`, for a loaded network. A torchvision detector is taken apart by its decoder."""
-    size = input_size(source, config)
-    if config.outputs and size is not None and source.detector is None and not has_shapes(source):
-        source = replace(source, outputs=run_on_zeros(source, f"dnn.{name}: {config.model}", size))
-    parts = output_parts(source, name, config)
-    interfaces = _interfaces(parts)
-    # Only the preprocessing of the last one contains the defaults of all decoders.
-    *_, (_, _, preprocess, view) = interfaces.values()
-    outputs = {output: _output(part, interfaces[output], preprocess) for output, part in parts.items()}
-    dnn = Dnn(name, config.role, source.runnable, preprocess, outputs, view)
-    _try(dnn, config)
-    return dnn
-
-
-def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
-    """The interface of each result. All share one preprocessing: where neither the model nor the parameters define an
-    option, the first decoder with a default for it decides. Raises ModelError with the problems of all results.
-    """
+    size = _size(source, name, config)
+    raw = run_on_zeros(source, f"dnn.{name}: {config.model}", size)
+    source = replace(source, outputs=tuple(tuple(output.shape) for output in raw))
     problems: list[str] = []
-    interfaces: dict[str, Interface] = {}
-    defaults: dict[str, Any] = {}
-    for output, part in parts.items():
+
+    def attempt(step: Callable[..., T], *arguments: Any) -> T | None:
         try:
-            source = with_recognized_decoder(part.source, part.name, part.config)
-            source = replace(source, preprocess={**defaults, **source.preprocess})
-            interfaces[output] = _interface(source, part.name, part.config)
-            defaults = {**interfaces[output][0].preprocess, **defaults}
+            return step(*arguments)
         except ModelError as error:
             problems.extend(line for line in str(error).splitlines() if line not in problems)
+            return None
+
+    results = results_of(source, name, config)
+    chosen = {output: attempt(choose_decoder, each.source, each.name, each.config) for output, each in results.items()}
+    found = {output: pair for output, pair in chosen.items() if pair is not None}
+    labels = {output: attempt(_labels, each, *found.get(output, (None, 0))) for output, each in results.items()}
+    preprocess = attempt(_preprocess, source, name, config, size, [spec for spec, _ in found.values()])
+    if problems or preprocess is None:
+        raise ModelError("\n".join(problems))
+    outputs = {
+        output: _output(each, found[output][0], labels[output] or (), preprocess) for output, each in results.items()
+    }
+    for output, each in results.items():
+        try:
+            outputs[output].decoder.check([raw[number] for number in each.raw_outputs])
+        except OutputError as error:
+            raise ModelError(f"dnn.{each.name}: {config.model}: {error}") from None
+    return Dnn(name, config.role, source.runnable, preprocess, outputs, _view(name, config, outputs))
+
+
+def results_of(source: Source, name: str, config: DnnConfig) -> dict[str, Result]:
+    """The results of a DNN by name; one with an empty name if parameter `outputs` is empty.
+
+    source: with the shapes of its outputs. Raises ModelError with a line for each problem of raw_outputs, and for each
+    parameter of the DNN that has no effect.
+    """
+    shapes = source.outputs or ()
+    if not config.outputs:
+        return {"": Result(name, source, config, tuple(range(len(shapes))))}
+    problems = [
+        f"parameter dnn.{name}.{field} is {getattr(config, field)!r}, but the DNN has several results; set "
+        f"dnn.{name}.output.<output>.{field} instead (outputs: {', '.join(config.outputs)})"
+        for field in REPLACED_BY_OUTPUTS
+        if getattr(config, field) != DnnConfig.model_fields[field].get_default(call_default_factory=True)
+    ]
+    known = {**{str(number): number for number in range(len(shapes))},
+             **{text: number for number, text in enumerate(source.output_names)}}  # fmt: skip
+    results: dict[str, Result] = {}
+    for output, settings in config.outputs.items():
+        where = f"{name}.output.{output}"
+        problems += [
+            f"parameter dnn.{where}.raw_outputs names '{entry}', which {config.model} does not have; allowed: "
+            + ", ".join([*source.output_names, *map(str, range(len(shapes)))])
+            for entry in settings.raw_outputs
+            if entry not in known
+        ]
+        numbers = tuple(known.get(entry, 0) for entry in settings.raw_outputs) or tuple(range(len(shapes)))
+        own = _settings(config, settings)
+        selected = replace(source, outputs=tuple(shapes[number] for number in numbers))
+        if own.labels != config.labels:  # the model's class names belong to another result
+            selected = replace(selected, labels=(), classes=0)
+        results[output] = Result(where, selected, own, numbers)
     if problems:
         raise ModelError("\n".join(problems))
-    return interfaces
+    return results
 
 
-def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
-    spec, labels, _, _ = interface
-    config, head = part.config, part.source.detector
+def _settings(config: DnnConfig, output: OutputConfig) -> DnnConfig:
+    """The DNN's settings with those of one result. For lane lines and areas, the decoder's default labels take
+    precedence over the DNN's labels, which name the classes of its boxes.
+    """
+    decoder = DECODERS.get(output.decoder) if output.decoder != "auto" else None
+    named = list(decoder.default_labels) if decoder is not None and decoder.result_kind != "detections" else []
+    own = {field: getattr(output, field) for field in REPLACED_BY_OUTPUTS}
+    labels = output.labels or named or config.labels
+    return config.model_copy(update={**own, "labels": labels, "role": "network", "outputs": {}})
+
+
+def _size(source: Source, name: str, config: DnnConfig) -> tuple[int, int]:
+    size = input_size(source, config)
+    if size is None:
+        raise ModelError(
+            f"parameters dnn.{name}.input_width and input_height are {config.input_width} and {config.input_height}; "
+            f"{config.model} has no size of its own, so both must be given"
+        )
+    if source.fixed_size and source.size is not None and size != source.size:
+        raise ModelError(
+            f"parameters dnn.{name}.input_width and input_height ask for {size[0]} x {size[1]}; "
+            f"allowed with {config.model}: {source.size[0]} x {source.size[1]}"
+        )
+    return size
+
+
+def _labels(result: Result, decoder: DecoderSpec | None, classes: int) -> tuple[str, ...]:
+    """The class names of a result, to which `keep` and `num_classes` must fit. decoder: None: its problem is reported.
+
+    classes: their number; 0: unknown.
+    """
+    source, config, where = result.source, result.config, f"parameter dnn.{result.name}"
+    labels = configured_labels(result.name, config)
+    classes = classes or source.classes or len(source.labels)
+    if config.labels:
+        if classes and len(labels) != classes:
+            raise ModelError(f"{where}.labels has {len(labels)} names, but {config.model} has {classes} classes")
+        if not 0 < len(labels) <= _MAX_LABELS:
+            raise ModelError(f"{where}.labels has {len(labels)} names; allowed: 1 to {_MAX_LABELS}")
+    elif source.labels:
+        labels = source.labels
+    elif decoder is not None and decoder.default_labels and classes <= 1:
+        labels = decoder.default_labels
+    elif decoder is not None:
+        count = f"each of its {classes} classes" if classes else "each class"
+        raise ModelError(
+            f"{where}.labels is []; {config.model} needs a name for {count}, or a file{suggestion(classes)}"
+        )
+    if decoder is not None:
+        try:
+            getattr(decoder.factory, "check_labels", Decoder.check_labels)(labels, config.keep)
+        except ValueError as error:
+            raise ModelError(f"{where}.{error}") from None
+        if config.num_classes and config.num_classes != len(labels):
+            raise ModelError(
+                f"{where}.num_classes is {config.num_classes}, but {config.model} has {len(labels)} classes"
+            )
+    return labels
+
+
+def _preprocess(
+    source: Source, name: str, config: DnnConfig, size: tuple[int, int], decoders: Sequence[DecoderSpec]
+) -> Preprocess:
+    """Where neither the model nor the parameters define an option, the first decoder with a default for it decides."""
+    options: dict[str, Any] = {}
+    for decoder in reversed(decoders):
+        options |= decoder.preprocess
+    options |= source.preprocess
+    if config.resize != "auto":
+        options["fit"] = config.resize
+    if config.color != "auto":
+        options["bgr"] = config.color == "bgr"
+    options |= {key: tuple(getattr(config, key)) for key in ("mean", "std") if getattr(config, key)}
+    try:
+        return Preprocess(*size, **options)
+    except ValueError as error:
+        raise ModelError(f"parameters dnn.{name}.mean and std: {error}") from None
+
+
+def _output(result: Result, spec: DecoderSpec, labels: tuple[str, ...], preprocess: Preprocess) -> Output:
+    config, source, head = result.config, result.source, result.source.detector
     if head is not None and not isinstance(head, AnchorHead):
         from multi_dnn_ros.models.torchvision_detector import anchor_head
 
         head = anchor_head(head, (preprocess.height, preprocess.width))
+    preset = PRESETS.get(config.role)
+    # What parameter score_threshold 0 stands for.
+    own_threshold = preset.score_threshold if preset is not None else DEFAULT_SCORE_THRESHOLD
     decoder = spec.factory(
         *(() if head is None else (head,)),
         preprocess,
         labels,
         keep=config.keep,
         score_threshold=config.score_threshold,
-        own_threshold=_own_threshold(part.source, config.role),
+        own_threshold=own_threshold if source.score_threshold is None else source.score_threshold,
         iou_threshold=config.iou_threshold,
         max_detections=config.max_detections,
     )
-    return Output(decoder, labels, spec.result_kind, part.raw_outputs, spec.name)
+    return Output(decoder, labels, spec.result_kind, result.raw_outputs, spec.name)
 
 
-def _own_threshold(source: Source, role: str) -> float:
-    """The threshold that parameter score_threshold 0 stands for: the model's own, otherwise the default of its role."""
-    if source.score_threshold is not None:
-        return source.score_threshold
-    return PRESETS[role].score_threshold if role in PRESETS else DEFAULT_SCORE_THRESHOLD
-
-
-def _interface(source: Source, name: str, config: DnnConfig) -> Interface:
-    """Combine parameters and source. Raises ModelError with a line for each conflict."""
-    problems: list[str] = []
-
-    def collected(step: Callable[..., T], *arguments: Any) -> T | None:
-        try:
-            return step(name, config, *arguments)
-        except ModelError as error:
-            problems.extend(str(error).splitlines())
-            return None
-
-    decoder = collected(_decoder, source)
-    labels = collected(_labels, source, decoder)
-    preprocess = collected(_preprocess, source, decoder)
-    if decoder is not None and labels is not None:
-        collected(_check_classes, decoder, labels)
-    view = collected(_view, decoder)
-    if problems or decoder is None or labels is None or preprocess is None or view is None:
-        raise ModelError("\n".join(problems))
-    return decoder, labels, preprocess, view
-
-
-def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:
-    """Check that `keep` and `num_classes` fit the class names."""
-    try:
-        getattr(decoder.factory, "check_labels", Decoder.check_labels)(labels, config.keep)
-    except ValueError as error:
-        raise ModelError(f"parameter dnn.{name}.{error}") from None
-    if config.num_classes and config.num_classes != len(labels):
-        raise ModelError(
-            f"parameter dnn.{name}.num_classes is {config.num_classes}, but {config.model} has {len(labels)} classes"
-        )
-
-
-def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
-    preset = PRESETS.get(config.role)
-    chosen = config.decoder if config.decoder != "auto" else source.decoder or (preset.decoder if preset else "")
-    if not chosen:
-        raise ModelError(
-            f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean; "
-            f"allowed: {', '.join(decoders_for(source))}"
-        )
-    by = "" if config.decoder != "auto" or not source.decoder else f", as {config.model} names it"
-    try:
-        spec = DECODERS.get(chosen)
-        RESULT_KINDS.get(spec.result_kind)
-    except ExtensionError as error:
-        raise ModelError(f"parameter dnn.{name}.decoder is '{chosen}'{by}: {error}") from None
-    if spec.takes_detector != (source.detector is not None):
-        allowed = (["auto"] if source.decoder else []) + decoders_for(source)
-        raise ModelError(
-            f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: {', '.join(allowed)}"
-        )
-    if preset is not None and preset.result_kind != spec.result_kind:
-        raise ModelError(
-            f"parameter dnn.{name}.role is '{config.role}', but {config.model} is decoded as '{chosen}': "
-            f"{spec.result_kind} instead of {preset.result_kind}"
-        )
-    return spec
-
-
-def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> tuple[str, ...]:
-    if not config.labels:
-        if source.labels:
-            return source.labels
-        preset = PRESETS.get(config.role)
-        if decoder is None and preset is not None and preset.decoder:  # its problem has been reported
-            decoder = DECODERS.get(preset.decoder)
-        if decoder is not None and decoder.default_labels and source.classes <= 1:
-            return decoder.default_labels
-        count = f"each of its {source.classes} classes" if source.classes else "each class"
-        raise ModelError(
-            f"parameter dnn.{name}.labels is []; {config.model} needs a name for {count}, or a file"
-            f"{suggestion(source.classes)}"
-        )
-    labels = configured_labels(name, config)
-    classes = source.classes or len(source.labels)
-    if classes and len(labels) != classes:
-        raise ModelError(
-            f"parameter dnn.{name}.labels has {len(labels)} names, but {config.model} has {classes} classes"
-        )
-    if not 0 < len(labels) <= _MAX_LABELS:
-        raise ModelError(f"parameter dnn.{name}.labels has {len(labels)} names; allowed: 1 to {_MAX_LABELS}")
-    return labels
-
-
-def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> Preprocess:
-    own = source.size or (0, 0)
-    width, height = config.input_width or own[0], config.input_height or own[1]
-    if not width or not height:
-        raise ModelError(
-            f"parameters dnn.{name}.input_width and input_height are {config.input_width} and {config.input_height}; "
-            f"{config.model} has no size of its own, so both must be given"
-        )
-    if source.fixed_size and (width, height) != own:
-        raise ModelError(
-            f"parameters dnn.{name}.input_width and input_height ask for {width} x {height}; "
-            f"allowed with {config.model}: {own[0]} x {own[1]}"
-        )
-    options = {**(decoder.preprocess if decoder else {}), **source.preprocess}
-    if config.resize != "auto":
-        options["fit"] = config.resize
-    if config.color != "auto":
-        options["bgr"] = config.color == "bgr"
-    for key in ("mean", "std"):
-        if getattr(config, key):
-            options[key] = tuple(getattr(config, key))
-    try:
-        return Preprocess(width, height, **options)
-    except ValueError as error:
-        raise ModelError(f"parameters dnn.{name}.mean and std: {error}") from None
-
-
-def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
-    """The part of the image by parameter `crop`. decoder: None if unknown; results are then not checked.
-
-    name: the DNN or result, as below "dnn.", for messages. Raises ModelError if results cannot be placed.
-    """
+def _view(name: str, config: DnnConfig, outputs: dict[str, Output]) -> View:
+    """The part of the image by parameter `crop`. Raises ModelError if results cannot be placed."""
     if not config.crop:
         return WHOLE
-    dnn = name.partition(".")[0]
-    view = View((config.crop[0], config.crop[1], config.crop[2], config.crop[3]), f"parameter dnn.{dnn}.crop")
-    if decoder is None:
-        return view
-    kind = RESULT_KINDS.get(decoder.result_kind)
-    where = f"results of dnn.{name} (kind '{kind.name}', decoder {decoder.name})"
-    if kind.place is None:
-        raise ModelError(
-            f"parameter dnn.{dnn}.crop is {config.crop}, but {where} cannot be placed in the image; allowed: []"
-        )
-    return view
-
-
-def _try(dnn: Dnn, config: DnnConfig) -> None:
-    """Run once on zeros, so that a wrong class count or input size is reported now, not with the first frame."""
-    try:
-        side = (dnn.preprocess.height, dnn.preprocess.width)
-        outputs = run_network(dnn.module, np.zeros((1, 3, *side), np.float32))
-    except Exception as error:
-        size = f"{dnn.preprocess.width} x {dnn.preprocess.height}"
-        raise ModelError(
-            f"dnn.{dnn.name}: {config.model} fails on an image of {size}: {summarize_error(error)}"
-        ) from None
-    for name, output in dnn.outputs.items():
-        where = f"{dnn.name}.output.{name}" if name else dnn.name
-        numbers = range(len(outputs)) if output.raw_outputs is None else output.raw_outputs
-        if missing := [number for number in numbers if number >= len(outputs)]:
+    for output, each in outputs.items():
+        if RESULT_KINDS.get(each.result_kind).place is None:
+            where = f"{name}.output.{output}" if output else name
             raise ModelError(
-                f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(outputs)} raw "
-                f"outputs; allowed: 0 to {len(outputs) - 1}"
+                f"parameter dnn.{name}.crop is {config.crop}, but results of dnn.{where} (kind '{each.result_kind}', "
+                f"decoder {each.decoder_name}) cannot be placed in the image; allowed: []"
             )
-        try:
-            output.decoder.check([outputs[number] for number in numbers])
-        except OutputError as error:
-            raise ModelError(f"dnn.{where}: {config.model}: {error}") from None
+    left, top, right, bottom = config.crop
+    return View((left, top, right, bottom), f"parameter dnn.{name}.crop")

@@ -16,8 +16,9 @@ from torchvision.transforms.v2 import functional as v2f
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.decoders.base import Decoder
-from multi_dnn_ros.decoders.registry import DECODERS
-from multi_dnn_ros.models.decoder_choice import recognize_outputs
+from multi_dnn_ros.decoders.layout import Layout
+from multi_dnn_ros.decoders.registry import DECODERS, recognize
+from multi_dnn_ros.models.decoder_choice import with_shapes
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
@@ -140,7 +141,10 @@ def _with_recognized_decoder(
     Less certainty is required than in the node: a decoder is also used if it is the only one that fits, because data of
     another task is an error anyway. Raises ModelError, which names the nearest decoders. labels: number of class names.
     """
-    found = recognize_outputs(source, model, size, labels=labels)
+    layout = Layout(
+        with_shapes(source, model, size).outputs or (), size, labels or len(source.labels) or source.classes
+    )
+    found = recognize(layout)
     shapes = found.layout.shapes
     if found.decided or len(found.matches) == 1:
         report(f"{model}: {found.why}")

@@ -8,7 +8,7 @@ from torch import nn
 from multi_dnn_ros.common.extensions import DECODERS, names
 from multi_dnn_ros.decoders.registry import DECODERS as REGISTRY
 from multi_dnn_ros.models.dnn import Source
-from multi_dnn_ros.models.output_parts import output_parts
+from multi_dnn_ros.models.load import results_of
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 
 
@@ -16,7 +16,7 @@ def labels_of(decoder: str, *, of_dnn: list[str], of_output: list[str]) -> tuple
     """Parameter `labels` of a result, and the names that the model has for it."""
     output = OutputConfig(decoder=decoder, labels=of_output)
     config = DnnConfig(role="network", model="net.onnx", labels=of_dnn, outputs={"one": output})
-    part = output_parts(Source(nn.Identity(), (64, 32), "", ("a", "b")), "road", config)["one"]
+    part = results_of(Source(nn.Identity(), (64, 32), "", ("a", "b")), "road", config)["one"]
     return list(part.config.labels), part.source.labels
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,6 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.settings.params_file import StrictLoader
 
-_MAX_BYTES = 4 << 20
 _SUFFIXES = (".yaml", ".yml", ".json")
 #: Files of exporters that are not named after the model; read if the model is the only one in its folder.
 _BY_EXPORTERS = ("infer_cfg.yml", "metadata.yaml", "preprocessor_config.json", "config.json")
@@ -89,95 +88,78 @@ def describe(path: Path, properties: Mapping[str, str]) -> Metadata:
 
     Raises ModelError, which names the file and the key, for values of the wrong kind.
     """
-    found = Metadata()
-    if "names" in properties and ("task" in properties or "stride" in properties or "imgsz" in properties):
+    parts: list[dict[str, Any]] = []
+    if "names" in properties and properties.keys() & {"task", "stride", "imgsz"}:
         values = {key: _literal(properties[key], key) for key in ("names", "imgsz", "stride") if key in properties}
-        stated = {key: properties.get(key, "") for key in ("task", "head", "description")}
-        found = _ultralytics({**values, **stated}, "metadata")
-    for file in _files_beside(path):
-        found = _merged(found, _read(file))
-    return found
-
-
-def _files_beside(path: Path) -> list[Path]:
-    named = [path.with_suffix(suffix) for suffix in _SUFFIXES]
+        parts.append(_ultralytics({**properties, **values}, "metadata"))
     alone = sum(1 for _ in path.parent.glob("[!.]*.onnx")) == 1
-    others = [path.parent / name for name in _BY_EXPORTERS] if alone else []
-    return [file for file in (*others, *named) if file.is_file()]
+    beside = [path.parent / name for name in _BY_EXPORTERS] if alone else []
+    beside += [path.with_suffix(suffix) for suffix in _SUFFIXES]
+    parts += [_read(file) for file in beside if file.is_file()]
+    found: dict[str, Any] = {"preprocess": {}}
+    for part in parts:
+        preprocess = {**found["preprocess"], **part.pop("preprocess", {})}
+        if part.get("decoder"):
+            found["decoder_of_rows"] = ""
+        found |= {key: value for key, value in part.items() if value} | {"preprocess": preprocess}
+    return Metadata(**found)
 
 
-def _merged(first: Metadata, second: Metadata) -> Metadata:
-    return replace(
-        second,
-        labels=second.labels or first.labels,
-        size=second.size if all(second.size) else first.size,
-        preprocess={**first.preprocess, **second.preprocess},
-        decoder=second.decoder or first.decoder,
-        decoder_of_rows=second.decoder_of_rows if second.decoder else first.decoder_of_rows,
-        task=second.task or first.task,
-        stride=max(first.stride, second.stride),
-    )
-
-
-def _read(file: Path) -> Metadata:
+def _read(file: Path) -> dict[str, Any]:
+    """The fields of Metadata that a file states."""
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ModelError(f"{file} has more than {_MAX_BYTES} bytes; expected a description of the model")
         text = file.read_text(encoding="utf-8")
         values = json.loads(text) if file.suffix == ".json" else yaml.load(text, _Loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        if isinstance(error, ModelError):
-            raise
         raise ModelError(f"{file} beside it cannot be read: {summarize_error(error)}") from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        if file.name in _BY_EXPORTERS:
-            return Metadata()
-        raise ModelError(
-            f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_Own.model_fields)}"
-        )
-    where = str(file)
-    if "names" in values:
-        return _ultralytics(values, where)
-    if "Preprocess" in values or "label_list" in values:
-        return _paddle(values, where)
-    if "id2label" in values or "image_mean" in values or "image_processor_type" in values:
-        return _hugging_face(values, where)
+    keys = values.keys() if isinstance(values, dict) else set()
+    if "names" in keys:
+        return _ultralytics(values, str(file))
+    if keys & {"Preprocess", "label_list"}:
+        return _paddle(values, str(file))
+    if keys & {"id2label", "image_mean", "image_processor_type"}:
+        return _hugging_face(values, str(file))
     if file.name in _BY_EXPORTERS:  # describes something else
-        return Metadata()
-    return _own(values, where)
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in keys):
+        allowed = ", ".join(_Own.model_fields)
+        raise ModelError(f"{file} beside it holds {type(values).__name__}; expected keys: {allowed}")
+    return _own(values, str(file))
 
 
-def _own(values: Mapping[str, Any], where: str) -> Metadata:
+def _own(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     own: _Own = _valid(_Own, values, where)
     preprocess: dict[str, Any] = {key: getattr(own, key) for key in ("mean", "std") if getattr(own, key) is not None}
     if own.resize is not None:
         preprocess["fit"] = own.resize
     if own.color is not None:
         preprocess["bgr"] = own.color == "bgr"
-    return Metadata(own.labels, (own.input_width, own.input_height), preprocess, own.decoder)
+    size = (own.input_width, own.input_height)
+    return {"labels": own.labels, "size": size if all(size) else None, "preprocess": preprocess, "decoder": own.decoder}
 
 
-def _ultralytics(values: Mapping[str, Any], where: str) -> Metadata:
+def _ultralytics(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Ultralytics trains on letterboxed RGB images, 0..1; RT-DETR on stretched ones."""
     side = values.get("imgsz") or [0, 0]
     height, width = _valid(tuple[_Side, _Side], [side, side] if isinstance(side, int) else side, f"{where}: imgsz")
-    stride = _valid(Annotated[int, Field(ge=1, le=1024)], values.get("stride", 1), f"{where}: stride")
     labels = _valid(_Labels, values["names"], f"{where}: names")
     head = str(values.get("head", ""))
     transformer = head == "RTDETRDecoder" or "rtdetr" in str(values.get("description", "")).lower()
     # Without a head in the metadata (before May 2026), rows of 6 numbers may also be boxes with scores of two classes.
     selected = transformer and (bool(head) or len(labels) != 2)
-    return Metadata(
-        labels, (width, height), {"fit": "stretch" if transformer else "letterbox"},
-        decoder="rtdetr" if transformer else "", decoder_of_rows="rtdetr_selected" if selected else "",
-        task=str(values.get("task", ""))[:40], stride=stride,
-    )  # fmt: skip
+    return {
+        "labels": labels, "size": (width, height) if width and height else None,
+        "preprocess": {"fit": "stretch" if transformer else "letterbox"},
+        "decoder": "rtdetr" if transformer else "", "decoder_of_rows": "rtdetr_selected" if selected else "",
+        "task": str(values.get("task", ""))[:40],
+        "stride": _valid(Annotated[int, Field(ge=1, le=1024)], values.get("stride", 1), f"{where}: stride"),
+    }  # fmt: skip
 
 
-def _hugging_face(values: Mapping[str, Any], where: str) -> Metadata:
+def _hugging_face(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """config.json names the classes; preprocessor_config.json gives size and normalization."""
     preprocess: dict[str, Any] = {}
-    if "image_mean" in values or "image_processor_type" in values:
+    if values.keys() & {"image_mean", "image_processor_type"}:
         preprocess["fit"] = "stretch"
     if values.get("do_normalize", "image_mean" in values):
         for key, name in (("mean", "image_mean"), ("std", "image_std")):
@@ -187,34 +169,28 @@ def _hugging_face(values: Mapping[str, Any], where: str) -> Metadata:
         preprocess["mean"] = tuple(each / 255 for each in preprocess.get("mean", (0.0, 0.0, 0.0)))
         preprocess["std"] = tuple(each / 255 for each in preprocess.get("std", (1.0, 1.0, 1.0)))
     size = values.get("size")
-    sides = (0, 0)
-    if isinstance(size, dict) and "width" in size and "height" in size:
-        sides = _valid(tuple[_Side, _Side], (size["width"], size["height"]), f"{where}: size")
-    return Metadata(_valid(_Labels, values.get("id2label") or [], f"{where}: id2label"), sides, preprocess)
+    stated = isinstance(size, dict) and size.keys() >= {"width", "height"}
+    sides = _valid(tuple[_Side, _Side], (size["width"], size["height"]), f"{where}: size") if stated else None
+    labels = _valid(_Labels, values.get("id2label") or [], f"{where}: id2label")
+    return {"labels": labels, "size": sides, "preprocess": preprocess}
 
 
-def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
+def _paddle(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """PaddleDetection's list of preprocessing steps."""
-    preprocess: dict[str, Any] = {}
-    sides = (0, 0)
-    steps = values.get("Preprocess") or []
-    for step in steps if isinstance(steps, list) else []:
-        if not isinstance(step, dict):
-            continue
+    found: dict[str, Any] = {"labels": _valid(_Labels, values.get("label_list") or [], f"{where}: label_list")}
+    preprocess = found["preprocess"] = {}
+    for step in _valid(list[dict[str, Any]], values.get("Preprocess") or [], f"{where}: Preprocess"):
         if step.get("type") == "Resize" and "target_size" in step:
             height, width = _valid(tuple[_Side, _Side], step["target_size"], f"{where}: target_size")
-            sides = (width, height)
+            found["size"] = (width, height)
             preprocess["fit"] = "letterbox" if step.get("keep_ratio") else "stretch"
         if step.get("type") == "NormalizeImage":
             scale = 1.0 if step.get("is_scale", True) else 255.0
-            if step.get("norm_type", "mean_std") == "none":
-                mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-            else:
-                mean = _valid(_Triple, step.get("mean", [0, 0, 0]), f"{where}: mean")
-                std = _valid(_Triple, step.get("std", [1, 1, 1]), f"{where}: std")
-            preprocess["mean"] = tuple(each / scale for each in mean)
-            preprocess["std"] = tuple(each / scale for each in std)
-    return Metadata(_valid(_Labels, values.get("label_list") or [], f"{where}: label_list"), sides, preprocess)
+            given = {} if step.get("norm_type", "mean_std") == "none" else step
+            for key, default in (("mean", [0, 0, 0]), ("std", [1, 1, 1])):
+                numbers = _valid(_Triple, given.get(key, default), f"{where}: {key}")
+                preprocess[key] = tuple(each / scale for each in numbers)
+    return found
 
 
 def _literal(text: str, key: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from onnx import defs, helper
+from onnx import defs
 from torch import nn
 from torch.nn import functional as F
 
@@ -288,39 +288,17 @@ def _resize(node: _Node) -> Function:
 
 
 def _register_later_versions() -> None:
-    """Register the converter of an operator for each later version, for nodes that use nothing new in that version."""
+    """Register the converter of an operator for each later version, too. Where that version computes something else,
+    the comparison with ONNX Runtime after the conversion finds it.
+    """
     for operator in sorted({entry.operation_type for entry in registry._CONVERTER_REGISTRY if not entry.domain}):
         known: Converter | None = None
         for version in _VERSIONS.get(operator, ()):
             entry = _entry(operator, version)
             if entry in registry._CONVERTER_REGISTRY:
-                known, schema = registry._CONVERTER_REGISTRY[entry], defs.get_schema(operator, version)
+                known = registry._CONVERTER_REGISTRY[entry]
             elif known is not None:
-                later = _for_later_version(known, schema, defs.get_schema(operator, version))
-                registry.add_converter(operation_type=operator, version=version)(later)
-
-
-def _for_later_version(known: Converter, before: Any, now: Any) -> Converter:
-    def convert(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-        new = {
-            name for name, value in node.attributes.items()
-            if name not in before.attributes and value != _default(now.attributes[name])
-        }  # fmt: skip
-        if new or len(node.input_values) > before.max_input:
-            raise NotImplementedError(
-                f"operator {node.operation_type} (node {node.name!r}) in version {now.since_version}: "
-                f"{', '.join(sorted(new)) or 'its further inputs'}"
-            )
-        return known(node, graph)
-
-    return convert
-
-
-def _default(attribute: Any) -> Any:
-    if not attribute.default_value.name:
-        return None
-    value = helper.get_attribute_value(attribute.default_value)
-    return value.decode() if isinstance(value, bytes) else value
+                registry.add_converter(operation_type=operator, version=version)(known)
 
 
 _register_later_versions()
