@@ -16,7 +16,7 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.camera.messages import image_message
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.fleet import ray_cluster
+from multi_dnn_ros.fleet import units
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.replay.bag_writer import BagWriter
 from multi_dnn_ros.replay.storage_files import BagMessage
@@ -97,7 +97,7 @@ def read_bag(path: Path) -> list[BagMessage]:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[[InstantRay], InstantRay]:
     def use(ray: InstantRay) -> InstantRay:
-        monkeypatch.setattr(ray_cluster, "connected", lambda address: contextlib.nullcontext(ray))
+        monkeypatch.setattr(units, "connected", lambda address: contextlib.nullcontext(ray))
         return ray
 
     return use

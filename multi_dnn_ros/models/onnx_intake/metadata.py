@@ -168,9 +168,9 @@ def _hugging_face(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if values.get("do_rescale") is False:  # values stay 0..255
         preprocess["mean"] = tuple(each / 255 for each in preprocess.get("mean", (0.0, 0.0, 0.0)))
         preprocess["std"] = tuple(each / 255 for each in preprocess.get("std", (1.0, 1.0, 1.0)))
-    size = values.get("size")
-    stated = isinstance(size, dict) and size.keys() >= {"width", "height"}
-    sides = _valid(tuple[_Side, _Side], (size["width"], size["height"]), f"{where}: size") if stated else None
+    size, sides = values.get("size"), None
+    if isinstance(size, dict) and size.keys() >= {"width", "height"}:
+        sides = _valid(tuple[_Side, _Side], (size["width"], size["height"]), f"{where}: size")
     labels = _valid(_Labels, values.get("id2label") or [], f"{where}: id2label")
     return {"labels": labels, "size": sides, "preprocess": preprocess}
 
