@@ -10,6 +10,7 @@ from typing import Any
 import swap_pipelines
 from node_bench import Bench, image
 from rcl_interfaces.srv import GetParameters
+from rclpy.time import Time
 from vision_msgs.msg import Detection2DArray
 
 OUT = "/multi_dnn/front/{}/detections"
@@ -38,7 +39,9 @@ class Rig:
 
     def send(self) -> None:
         self.sent += 1
-        self.camera.publish(image(stamp=self.sent))
+        message = image()
+        message.header.stamp = Time(nanoseconds=self.sent * 20_000_000).to_msg()
+        self.camera.publish(message)
         end = time.monotonic() + 0.02
         while (left := end - time.monotonic()) > 0:
             self.bench.executor.spin_once(timeout_sec=left)
@@ -105,7 +108,7 @@ class Rig:
             self.bench.until(
                 lambda dnn=dnn, values=values: len(self.received[dnn]) == int(values["published"]), "results"
             )
-            stamps = [message.header.stamp.sec for message in self.received[dnn]]
+            stamps = [Time.from_msg(message.header.stamp).nanoseconds for message in self.received[dnn]]
             assert stamps == sorted(set(stamps))
 
     def drops(self, dnn: str) -> set[str]:
