@@ -276,7 +276,7 @@ class ServedDnns:
             self._logs[drop.dnn].error(text, throttle_duration_sec=_LOG_PERIOD_S)
 
     def _on_bad_image(self, camera: str, error: FrameError) -> None:
-        self._logs[camera].warning(f"camera {camera}: {error}", throttle_duration_sec=_LOG_PERIOD_S)
+        self._logs[camera].warning(f"camera {camera}: bad_image: {error}", throttle_duration_sec=_LOG_PERIOD_S)
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:

@@ -133,6 +133,7 @@ def test_an_engine_follows_its_policy(start, recorder, policy, order):
     )
     for name in cameras:
         engine.offer(frame(f"{name}_camera"))
+        clock.now += 1
         watched.wait_for_jobs()
         if name == "first":
             gate.wait_for_job()  # the only slot is taken: what comes now is ordered by the policy
