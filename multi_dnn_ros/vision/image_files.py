@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 #: End marker of a JPEG (ITU T.81, annex B). In a scan every 0xFF is followed by 0x00 or a marker.
-_END_OF_IMAGE = b"\xff\xd9"
+_END_OF_IMAGE, _SCAN = b"\xff\xd9", b"\xff\xda"
+#: Maximum number of scans of a JPEG. Usual progressive ones have about ten; a small file of a thousand takes a minute.
+_MAX_SCANS = 64
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -71,6 +73,8 @@ def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int
             raise _damaged(file, str(error)) from None
     elif file.rfind(_END_OF_IMAGE, begin_of_scan) < 0:
         raise _damaged(file, "no end marker")
+    elif (scans := 1 + file.count(_SCAN, begin_of_scan)) > _MAX_SCANS:
+        raise FrameError(f"data is a JPEG of {scans} scans; allowed: at most {_MAX_SCANS}")
     return size
 
 

@@ -267,6 +267,14 @@ def test_a_file_truncated_anywhere_is_rejected(extension):
         decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), SETTINGS)
 
 
+def test_a_jpeg_of_a_thousand_scans_is_refused_because_it_takes_a_minute():
+    jpeg = bytes(compressed(".jpg", picture()).data)
+    scan = jpeg.index(b"\xff\xda")
+    many = jpeg[:-2] + jpeg[scan : scan + 20] * 1000 + jpeg[-2:]
+    with pytest.raises(FrameError, match="1001 scans; allowed: at most 64"):
+        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), SETTINGS)
+
+
 def test_size_is_checked_before_anything_is_decoded():
     jpeg = bytearray(compressed(".jpg", picture()).data)
     frame = jpeg.index(b"\xff\xc0")
