@@ -23,6 +23,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+#: Runs that are kept per row of a noisy mask on average, the longest ones. A road with five lines has two to three.
+RUNS_PER_ROW = 4
 #: Chains that become pieces, the longest ones.
 MAX_PIECES = 32
 #: Rounds of joining, in each of which whole rows of dashes are joined. More improve no score on the generated road.
@@ -80,7 +82,12 @@ def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
     padded = np.zeros(1 + height * stride, np.uint8)
     padded[1:].reshape(height, stride)[:, :width] = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8))
     edges = np.flatnonzero(padded[1:] != padded[:-1])
-    return Runs(edges[0::2], edges[1::2], height, width)
+    begin, end = edges[0::2], edges[1::2]
+    if len(begin) > RUNS_PER_ROW * height:
+        longer = len(begin) - np.bincount(end - begin).cumsum()  # number of runs that are longer than each length
+        kept = end - begin > int((longer <= RUNS_PER_ROW * height).argmax())
+        begin, end = begin[kept], end[kept]
+    return Runs(begin, end, height, width)
 
 
 def group_runs(runs: Runs, source_size: tuple[int, int]) -> Lines:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multi_dnn_ros.decoders.lane_lines import RUNS_PER_ROW, find_runs
 from multi_dnn_ros.decoders.lane_map import LaneDecoder, TwinLiteNetDecoder
 from multi_dnn_ros.decoders.yolop import YolopLaneDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -83,6 +84,16 @@ def test_blobs_and_bars_are_no_lines() -> None:
     result = lanes_in(mask)
     assert result.lanes == ()
     assert not result.mask.any()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1])
+def test_of_a_noisy_mask_a_bounded_number_of_runs_is_considered_and_a_true_line_is_found(share: float) -> None:
+    mask = (np.random.default_rng(1).random((360, 640)) < share).astype(np.uint8)
+    for v in range(120, 360):
+        mask[v, 290:350] = 0
+        mask[v, 317 : 323 + v // 60] = 1
+    assert len(find_runs(mask).begin) <= RUNS_PER_ROW * 360
+    assert any(abs(lane.curve[0] - 319) < 3 and np.ptp(lane.points[:, 1]) > 200 for lane in lanes_in(mask).lanes)
 
 
 @settings(max_examples=40, deadline=None)
