@@ -82,6 +82,7 @@ class Decoder:
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
         self.max_detections = max_detections
+        self._checked_shapes: tuple[Any, ...] | None = None  # of the latest outputs; an engine's do not change
 
     @classmethod
     def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
@@ -123,10 +124,15 @@ class Decoder:
 
         Raises OutputError for a wrong number, shape or class count, NaN or infinity.
         """
-        self.check(outputs)
-        # They share memory with the outputs where possible.
-        arrays = [np.asarray(each.float().numpy() if hasattr(each, "float") else each, np.float32) for each in outputs]
-        for index, array in enumerate(arrays):
+        shapes = tuple(map(np.shape, outputs))
+        if shapes != self._checked_shapes:
+            self.check(outputs)
+            self._checked_shapes = shapes
+        arrays = []
+        for index, output in enumerate(outputs):
+            # It shares memory with the output where possible.
+            array = np.asarray(output.float().numpy() if hasattr(output, "float") else output, np.float32)
+            arrays.append(array)
             # If the sum in float32 is finite, all values are; if not, it may have overflowed.
             with np.errstate(over="ignore", invalid="ignore"):
                 finite = math.isfinite(array.sum())

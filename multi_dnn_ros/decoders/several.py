@@ -40,9 +40,10 @@ class ResultDecoder:
         self._view = view
 
     def __call__(self, outputs: Sequence[Values], source_size: tuple[int, int]) -> Any:
-        return self._results(
-            {name: (part.decoder, part.selected(outputs)) for name, part in self._parts.items()}, source_size
-        )
+        steps = {}
+        for name, part in self._parts.items():
+            steps[name] = part.decoder, part.selected(outputs)
+        return self._results(steps, source_size)
 
     def in_two_parts(self) -> TwoParts | None:
         """The two parts if at least one decoder has them, otherwise None. A decoder without reads the raw outputs,

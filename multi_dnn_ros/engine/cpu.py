@@ -5,12 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
-from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.host import CPU
-from multi_dnn_ros.backends.host import inference as inference_mode
 from multi_dnn_ros.backends.static_stages import split_rows, stack_inputs
 from multi_dnn_ros.engine.inference import STOPPED, Inference
 from multi_dnn_ros.engine.policies import Policy
@@ -28,20 +26,13 @@ class CpuRunner:
     A frame runs as one call of the whole network, which costs less than its jobs, while nobody waits and if nobody can
     have to overtake it: no other DNN by the policy, or each DNN has a slot.
 
-    workers: number of slots. tasks: returns all tasks with their current settings.
+    workers: number of slots. :meth:`update` must be called before :meth:`run`.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        policy: Policy,
-        tasks: Callable[[], Sequence[DnnTask]],
-        clock: Callable[[], int],
-        observer: Observer,
-    ) -> None:
+    def __init__(self, workers: int, policy: Policy, clock: Callable[[], int], observer: Observer) -> None:
         self._workers = self._free = workers
         self._policy = policy
-        self._tasks = tasks
+        self._whole: frozenset[str] = frozenset()  # DNNs that nobody can have to overtake
         self._clock = clock
         self._observer = observer
         self._lock = threading.Lock()
@@ -56,10 +47,22 @@ class CpuRunner:
             inference.drop_cause = STOPPED
             return
         try:
-            with inference_mode():
-                self._run(inference)
+            self._run(inference)
         finally:
-            self._release()
+            with self._lock:
+                if self._waiting:
+                    heapq.heappop(self._waiting)[2].release()
+                else:
+                    self._free += 1
+
+    def update(self, tasks: Iterable[DnnTask]) -> None:
+        """Use the current settings of all tasks."""
+        dnns = list(tasks)
+        self._whole = frozenset(
+            task.name
+            for task in dnns
+            if self._workers >= len(dnns) or not any(self._policy.may_overtake(it, task) for it in dnns if it != task)
+        )
 
     def close(self) -> None:
         """Let the frames that wait for a slot end without a result."""
@@ -95,14 +98,6 @@ class CpuRunner:
         inference.queue_ns += self._clock() - queued_ns
         return not self._closed
 
-    def _release(self) -> None:
-        """Give the slot to the first waiting job."""
-        with self._lock:
-            if self._waiting:
-                heapq.heappop(self._waiting)[2].release()
-            else:
-                self._free += 1
-
     # -- the jobs
 
     def _run(self, inference: Inference) -> None:
@@ -111,7 +106,14 @@ class CpuRunner:
         self._observer.began(name)
         try:
             begin = self._clock()
-            carried, stages = self._inputs(inference)
+            images = list(inference.images(CPU, lambda error: False))
+            batch, stages = inference.task.stages_for(len(images))
+            whole = inference.task.single_launch.get(batch)
+            if whole is not None and name in self._whole and not self._waiting:  # without the lock: may be out of date
+                stages = (whole,)
+            if batch > 1:  # padded
+                images = [stack_inputs(images + images[-1:] * (batch - len(images)), stages[0])]
+            carried = images[0]
             inference.pre_ns = self._clock() - begin
             for job, stage in enumerate(stages):
                 if job:
@@ -125,7 +127,7 @@ class CpuRunner:
                 begin = self._clock()
                 carried = stage(carried)
                 inference.compute_ns += self._clock() - begin
-            inference.rows = split_rows(carried, len(inference.remaining))
+            inference.rows = split_rows(carried, len(inference.frames) - len(inference.failed))
         except BaseException as error:  # whatever error a DNN raises, the thread must continue
             if is_device_failure(error):  # of a device that a backend uses, such as an accelerator of ONNX Runtime
                 self._observer.device_failed(name, error)
@@ -133,22 +135,3 @@ class CpuRunner:
         finally:
             if observed:
                 self._observer.ended(name)
-
-    def _inputs(self, inference: Inference) -> tuple[Tensors, Sequence[Stage]]:
-        """The inputs of the first job, padded to the next available batch size, and the jobs."""
-        task = inference.task
-        images = list(inference.images(CPU, lambda error: False))
-        batch, stages = task.stages_for(len(images))
-        whole = task.single_launch.get(batch)
-        if whole is not None and self._may_run_whole(task):
-            stages = (whole,)
-        if batch == 1:
-            return images[0], stages
-        images += [images[-1]] * (batch - len(images))
-        return stack_inputs(images, stages[0]), stages
-
-    def _may_run_whole(self, task: DnnTask) -> bool:
-        if self._waiting:  # without the lock: may be out of date
-            return False
-        others = [other for other in self._tasks() if other.name != task.name]
-        return self._workers > len(others) or not any(self._policy.may_overtake(other, task) for other in others)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from multi_dnn_ros.backends.host import inference as inference_mode
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.inference import DropCause, Inference
 from multi_dnn_ros.engine.reports import Callbacks, Failure, Observer, call_and_log_errors
@@ -60,7 +61,7 @@ class DnnThread(threading.Thread):
         # Waited on by submit() for an empty mailbox and by wait_idle() for the end of all work.
         self._idle_or_room = threading.Condition(self._lock)
         self._mailboxes: dict[str, Frame] = {}  # the frames that wait, by camera
-        self._turns = deque(task.cameras)  # the camera served last is at the end
+        self._turns = deque(task.cameras)  # the camera that is served next is first
         self._delay_until_ns: int | None = None  # while the idle DNN waits for frames of further cameras
         self._in_progress: set[Frame] = set()  # taken, and neither published nor dropped
         self._taken = 0  # inferences that are not finished
@@ -75,10 +76,23 @@ class DnnThread(threading.Thread):
     # -- called from other threads
 
     def offer(self, frame: Frame) -> None:
-        """Store the frame; never blocks. The frame it replaces is dropped."""
+        """Store the frame; never blocks. The frame that it replaces is dropped, or itself if it is refused."""
         with self._lock:
-            drops = self._put_frame(frame)
-        self._report(drops)
+            if self._closed:
+                drop = self._drop(frame, DropReason.SHUTDOWN, "the engine is stopping")
+            elif self._disabled and (disabled := self._why_disabled()):
+                drop = self._drop(frame, DropReason.DISABLED, disabled)
+            else:
+                old, self._mailboxes[frame.camera] = self._mailboxes.get(frame.camera), frame
+                if self._run is None:
+                    self._wake_runner()
+                else:
+                    self._wake.notify()
+                if old is None:
+                    return
+                message = "a newer frame replaced it before the DNN started on it"
+                drop = self._drop(old, DropReason.OVERWRITTEN, message)
+        self._report([drop])
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's mailbox is empty, then offer the frame. False on timeout."""
@@ -89,8 +103,7 @@ class DnnThread(threading.Thread):
         with self._lock:
             if not self._idle_or_room.wait_for(has_room, timeout_s):
                 return False
-            drops = self._put_frame(frame)
-        self._report(drops)
+        self.offer(frame)  # no other thread offers frames of this camera
         return True
 
     def take(self) -> Inference | None:
@@ -98,7 +111,7 @@ class DnnThread(threading.Thread):
         if not self._mailboxes:  # without the lock: this is asked very often
             return None
         with self._lock:
-            inference, too_old = self._take() if self._can_start() else (None, [])
+            inference, too_old = self._take()
         self._report(too_old)
         return inference
 
@@ -159,9 +172,10 @@ class DnnThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            while (inference := self._next()) is not None:
-                self._publish_all(inference)
-                del inference  # so that the frames' memory is freed while this thread waits
+            with inference_mode():
+                while (inference := self._next()) is not None:
+                    self._publish_all(inference)
+                    del inference  # so that the frames' memory is freed while this thread waits
         except BaseException as error:  # an error in the engine itself, which must be reported as well
             log.exception(
                 "the thread of DNN %s ended with an error; the DNN is disabled, and its engine process is replaced "
@@ -174,13 +188,17 @@ class DnnThread(threading.Thread):
         """Wait for an inference that has ended, or run one. None at the end of the engine."""
         while True:
             with self._lock:
-                while not self._finished and not (starts := self._run is not None and self._can_start()):
-                    if self._closed and not self._in_progress:
-                        return None
-                    self._wake.wait(None if self._run is None else self._remaining_delay_s())
                 if self._finished:
                     return self._finished.popleft()
-            inference = self.take() if starts else None
+                inference, too_old = (None, []) if self._run is None else self._take()
+                if inference is None and not too_old:
+                    if self._closed and not self._in_progress:
+                        return None
+                    delayed = self._run is not None and self._delay_until_ns is not None
+                    self._wake.wait(self._remaining_delay_s() if delayed else None)
+                    continue
+            if too_old:
+                self._report(too_old)
             if inference is not None and self._run is not None:
                 self._run(inference)
                 self._taken -= 1
@@ -231,53 +249,35 @@ class DnnThread(threading.Thread):
 
     # -- under the lock
 
-    def _can_start(self) -> bool:
-        waiting, max_batch = len(self._mailboxes), self.task.max_batch
-        if not waiting or self._taken >= self._ahead:
-            self._delay_until_ns = None
-            return False
-        if self._taken:  # the device works: a batch that is not full can still grow
-            return waiting >= max_batch
-        if waiting >= max_batch or not self.task.batch_delay_ns:
-            return True
-        if self._delay_until_ns is None:
-            self._delay_until_ns = self._clock() + self.task.batch_delay_ns
-        return self._clock() >= self._delay_until_ns
-
     def _remaining_delay_s(self) -> float | None:
         """Seconds until a batch that is not full starts; None: none waits."""
         until_ns = self._delay_until_ns
         return None if until_ns is None else max(0, until_ns - self._clock()) / 1e9
 
-    def _put_frame(self, frame: Frame) -> list[Drop]:
-        """Store the frame. Returns the drop of the frame that it replaces, or its own if it is refused."""
-        if self._closed:
-            return [self._drop(frame, DropReason.SHUTDOWN, "the engine is stopping")]
-        if disabled := self._why_disabled():
-            return [self._drop(frame, DropReason.DISABLED, disabled)]
-        old = self._mailboxes.get(frame.camera)
-        self._mailboxes[frame.camera] = frame
-        if self._run is None:
-            self._wake_runner()
-        else:
-            self._wake.notify()
-        if old is None:
-            return []
-        return [self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")]
-
     def _take(self) -> tuple[Inference | None, list[Drop]]:
         """Returns the next inference, and the drops of the frames that exceeded the maximum age.
 
-        The inference is None if all waiting frames were too old.
+        The inference is None if it must wait, or if all waiting frames were too old.
         """
-        now, task = self._clock(), self.task
+        now, task, waiting = self._clock(), self.task, len(self._mailboxes)
+        if not waiting or self._taken >= self._ahead:
+            self._delay_until_ns = None
+            return None, []
+        if waiting < task.max_batch:
+            if self._taken:  # the device works: the batch can still grow
+                return None, []
+            if self._delay_until_ns is None:
+                self._delay_until_ns = now + task.batch_delay_ns
+            if now < self._delay_until_ns:
+                return None, []
         frames: list[Frame] = []
         too_old: list[Drop] = []
         while len(frames) < task.max_batch and self._mailboxes:
-            camera = next(camera for camera in self._turns if camera in self._mailboxes)
-            self._turns.remove(camera)
-            self._turns.append(camera)
-            frame = self._mailboxes.pop(camera)
+            camera = self._turns[0]
+            self._turns.rotate(-1)
+            frame = self._mailboxes.pop(camera, None)
+            if frame is None:
+                continue
             if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
                 too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
             else:

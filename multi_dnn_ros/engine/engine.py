@@ -63,9 +63,7 @@ class Engine:
         observer = observer or Observer()
         callbacks = Callbacks(on_result, on_drop, on_failure)
         if device.type == "cpu":
-            self._cpu: CpuRunner | None = CpuRunner(
-                workers, order, lambda: [dnn.task for dnn in self._dnns.values()], clock, observer
-            )
+            self._cpu: CpuRunner | None = CpuRunner(workers, order, clock, observer)
             run, ahead = self._cpu.run, 1
         else:
             from multi_dnn_ros.engine.gpu import AHEAD, GpuRunner
@@ -75,7 +73,9 @@ class Engine:
             self._dnns[task.name] = DnnThread(
                 task, callbacks, clock, observer, max_failures=max_failures, run=run, wake=self._wake, ahead=ahead
             )
-        if self._cpu is None:
+        if self._cpu is not None:
+            self._cpu.update(tasks)
+        else:
             self._gpu = GpuRunner(device, order, list(self._dnns.values()), clock, observer)
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._dnns_by_camera = {
@@ -118,6 +118,8 @@ class Engine:
         self._dnns[dnn].update(priority=priority, deadline_ns=deadline_ns, max_age_ns=max_age_ns)
         if self._gpu is not None:
             self._gpu.update()
+        elif self._cpu is not None:
+            self._cpu.update(it.task for it in self._dnns.values())
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress; False on timeout."""

@@ -14,43 +14,35 @@ if TYPE_CHECKING:
 
     from multi_dnn_ros.backends import Tensors
 
+_NO_IMAGE = np.empty((0, 0, 3), np.uint8)
+
 
 class Frame:
     """An image of a camera and its origin.
 
     camera: the camera's name. stamp_ns: capture time from the message header, nanoseconds.
-    image: (H, W, 3) uint8 RGB, C-contiguous. None: to be set by :meth:`set_image` before the frame is offered.
+    image: (H, W, 3) uint8 RGB, C-contiguous; to be set before the frame is offered, until then without pixels.
     context: passed through to the result (the ROS header); the engine does not read it.
     """
 
     def __init__(
-        self, camera: str, stamp_ns: int, image: npt.NDArray[np.uint8] | None = None, context: object = None
+        self, camera: str, stamp_ns: int, image: npt.NDArray[np.uint8] = _NO_IMAGE, context: object = None
     ) -> None:
         self.camera = camera
         self.stamp_ns = stamp_ns
         self.context = context
         self.received_ns = 0  # on the engine's clock; 0: set by Engine.offer
         self.decode_ns = 0  # duration of decoding the image
-        self._image = image
+        self.image = image
         self._uploaded: tuple[torch.Tensor, torch.cuda.Event] | None = None
         self._lock = threading.Lock()
         self._making: dict[Hashable, threading.Lock] = {}  # held while the inputs of this key are made
         self._inputs: dict[Hashable, Tensors] = {}
 
-    def set_image(self, image: npt.NDArray[np.uint8], decode_ns: int) -> None:
-        """Set the image and the duration of its decoding, before the frame is offered."""
-        self._image, self.decode_ns = image, decode_ns
-
-    def image(self) -> npt.NDArray[np.uint8]:
-        """(H, W, 3) uint8 RGB. Raises ValueError if the frame was dropped before it had an image."""
-        if self._image is None:
-            raise ValueError(f"the frame of camera {self.camera} has no image")
-        return self._image
-
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the image. Raises ValueError as :meth:`image` does."""
-        height, width = self.image().shape[:2]
+        """(height, width) of the image."""
+        height, width = self.image.shape[:2]
         return height, width
 
     def tensor(self, device: torch.device) -> torch.Tensor:
@@ -61,10 +53,10 @@ class Frame:
         import torch  # not at module level: the node's process uses frames, too
 
         if device.type != "cuda":
-            return torch.from_numpy(self.image())
+            return torch.from_numpy(self.image)
         stream = torch.cuda.current_stream(device)
         if self._uploaded is None:
-            uploaded = _upload(torch.from_numpy(self.image()), device), torch.cuda.Event()
+            uploaded = _upload(torch.from_numpy(self.image), device), torch.cuda.Event()
             uploaded[1].record(stream)
             self._uploaded = uploaded
             return uploaded[0]

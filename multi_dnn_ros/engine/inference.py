@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.engine.frame import Frame
@@ -53,6 +54,8 @@ class Inference:
     @property
     def remaining(self) -> list[Frame]:
         """The frames that can still have a result, in the order of `rows`."""
+        if not self.failed:
+            return list(self.frames)
         return [frame for frame in self.frames if frame not in self.failed]
 
     def fail(self, error: BaseException, job: int = 0) -> None:
@@ -66,27 +69,22 @@ class Inference:
         The tensors may lie in the same memory for each frame. is_fatal: whether an error concerns the device and not
         the image. Such an error is raised, and so is the one of a single image. Raises ValueError if no image is left.
         """
+        task = self.task
         for frame in self.frames:
             try:
-                image = self._image(frame, device)
+                inputs = task.from_host(frame.image) if task.from_host is not None else None
+                if inputs is None:
+                    image = frame.image if task.arrays else frame.tensor(device)
+                    make = partial(task.preprocess, image)
+                    inputs = make() if task.input_key is None else frame.inputs(task.input_key, make)
             except Exception as error:
                 if is_fatal(error) or len(self.frames) == 1:
                     raise
                 self.failed[frame] = _cause(error, 0)
             else:
-                yield image
-        if not self.remaining:
+                yield inputs
+        if len(self.failed) == len(self.frames):
             raise ValueError("no image of the batch could be preprocessed")
-
-    def _image(self, frame: Frame, device: torch.device) -> Tensors:
-        task = self.task
-        if task.from_host is not None and (inputs := task.from_host(frame.image())) is not None:
-            return inputs
-
-        def preprocess() -> Tensors:
-            return task.preprocess(frame.image() if task.arrays else frame.tensor(device))
-
-        return preprocess() if task.input_key is None else frame.inputs(task.input_key, preprocess)
 
 
 def _cause(error: BaseException, job: int) -> DropCause:

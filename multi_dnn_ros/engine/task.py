@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
@@ -74,7 +75,7 @@ class DnnTask:
     input_key: Hashable = None
     arrays: bool = False
 
-    @property
+    @cached_property
     def max_batch(self) -> int:
         """Maximum number of frames per inference; each is of a different camera."""
         return min(max((*self.batches, *self.networks), default=1), len(self.cameras))

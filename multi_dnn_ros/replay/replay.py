@@ -65,7 +65,7 @@ class FrameOutcome:
 
     def drawn(self, kinds: Mapping[str, ResultKind]) -> npt.NDArray[np.uint8]:
         """The image with the results on it, (H, W, 3) uint8 RGB. kinds: the kind of each result, by name."""
-        return draw(self.frame.image(), [Layer(name, kinds[name], output) for name, output in self.results().items()])
+        return draw(self.frame.image, [Layer(name, kinds[name], output) for name, output in self.results().items()])
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Replay:
         outcome.frame.stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
         decode = decode_compressed if isinstance(image, CompressedImage) else decode_image
         try:
-            outcome.frame.set_image(decode(image, self._images[camera]), 0)
+            outcome.frame.image = decode(image, self._images[camera])
         except FrameError as error:
             outcome.problem = str(error)
         return outcome

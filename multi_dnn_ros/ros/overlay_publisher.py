@@ -89,7 +89,7 @@ class OverlayPublisher:
             self._newest_ns[camera] = frame.received_ns
             self._open[camera] = {it: each for it, each in frames.items() if it.received_ns > frame.received_ns}
             drawn = [layer for each in found.values() for layer in each]
-        image = frame.image().copy()  # without the lock, which the DNNs of other cameras need
+        image = frame.image.copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
             if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer frame
                 self._ready[camera] = frame, image, drawn

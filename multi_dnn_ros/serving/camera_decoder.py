@@ -155,7 +155,8 @@ class CameraDecoder(threading.Thread):
     def _step(self) -> bool:
         """Wait for an image, then decode it or wait until that is needed; False: the thread should end."""
         with self._lock:
-            self._changed.wait_for(lambda: self._newest is not None or self._closing)
+            while self._newest is None and not self._closing:
+                self._changed.wait()
             changes, arrival = self._changes, self._newest
         if arrival is None:
             return False
@@ -198,19 +199,21 @@ class CameraDecoder(threading.Thread):
             buffer.release()
             return
         frame, dnns = arrival.frame, self._ledger.wanted_by(arrival.dnns)
-        self._ledger.lose(frame, [dnn for dnn in arrival.dnns if dnn not in dnns], DropReason.DISABLED, _DISABLED)
+        if dnns != arrival.dnns:
+            unwanted = [dnn for dnn in arrival.dnns if dnn not in dnns]
+            self._ledger.lose(frame, unwanted, DropReason.DISABLED, _DISABLED)
         if not dnns:
             buffer.release()
             return
         begin_ns = self._clock()
         try:
-            image = arrival.decode(buffer.image)
+            frame.image = arrival.decode(buffer.image)
         except Exception as error:
             buffer.release()
             bad_image = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
             self._ledger.lose(frame, dnns, DropReason.BAD_IMAGE, str(bad_image))
             call_and_log_errors(self._on_bad_image, bad_image)
             return
-        frame.set_image(image, decode_ns=self._clock() - begin_ns)
+        frame.decode_ns = self._clock() - begin_ns
         self._decodes_ns.append(frame.decode_ns)
         self._host.offer(self._ledger, frame, buffer, dnns)

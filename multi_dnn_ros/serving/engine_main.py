@@ -29,7 +29,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.serving import messages
 from multi_dnn_ros.serving.process_settings import release_memory, short_switch_interval, with_memory_limit
-from multi_dnn_ros.serving.shared_memory import EngineState, PinnedImages, Slot, SlotMemory
+from multi_dnn_ros.serving.shared_memory import EngineState, PinnedImages, SlotMemory
 from multi_dnn_ros.settings.flat_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -174,7 +174,7 @@ class EngineProgram:
         with self._starting:
             if self._closed.is_set():  # cancelled, in the node's process
                 raise messages.Disconnected
-            self._pins = PinnedImages(pipeline.device)
+            self._pins = PinnedImages(pipeline.device) if pipeline.device.type == "cuda" else None
             self._pipeline, self._engine = pipeline, engine
             engine.start()
 
@@ -195,19 +195,17 @@ class EngineProgram:
 
     def _offer(self, offer: messages.Offer) -> None:
         assert self._engine is not None
-        assert self._pins is not None
-        slot = Slot(self._slots[offer.camera], offer.slot)
-        image = slot.image(offer.height, offer.width)
-        self._pins.pin(image)
-        frame = Frame(offer.camera, offer.stamp_ns, context=offer)
-        frame.set_image(image, offer.decode_ns)
-        frame.received_ns = offer.received_ns
+        image = self._slots[offer.camera].slots[offer.slot].image(offer.height, offer.width)
+        if self._pins is not None:
+            self._pins.pin(image)
+        frame = Frame(offer.camera, offer.stamp_ns, image, context=offer)
+        frame.received_ns, frame.decode_ns = offer.received_ns, offer.decode_ns
         self._engine.offer(frame, offer.dnns)
 
     def _on_result(self, result: Result) -> None:
         offer = result.frame.context
         assert isinstance(offer, messages.Offer)
-        space = Slot(self._slots[offer.camera], offer.slot).output(result.dnn)
+        space = self._slots[offer.camera].slots[offer.slot].output(result.dnn)
         data, large = messages.pack(result.output, space)
         self._channel.send(messages.FrameResult(offer.number, result.dnn, result.timing, data, large))
 

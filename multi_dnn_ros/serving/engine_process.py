@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from typing import Any
 import psutil
 
 from multi_dnn_ros.common.processes import EXIT_ORPHANED
-from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import engine_main, messages
 from multi_dnn_ros.serving.descriptions import EngineDescription
 from multi_dnn_ros.serving.ledger import Ledger
-from multi_dnn_ros.serving.shared_memory import EngineState, Slot, SlotPool, create_state
+from multi_dnn_ros.serving.shared_memory import EngineState, SlotPool, create_state
 from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
@@ -113,14 +112,6 @@ class Engine:
             self.kill(f"hung: it received no message for {_SEND_TIMEOUT_S:g} s")
         except messages.Disconnected:
             pass
-
-    def offer(self, number: int, frame: Frame, slot: Slot, dnns: Iterable[str]) -> None:
-        """Send a frame of the ledger to these DNNs."""
-        height, width = frame.size
-        self.send(messages.Offer(
-            number, frame.camera, slot.index, height, width, frame.stamp_ns, frame.received_ns, frame.decode_ns,
-            tuple(dnns),
-        ))  # fmt: skip
 
     def kill(self, cause: str) -> None:
         """End the engine and its children. `cause`: of its end, unless it has announced one, or of an earlier call."""
@@ -240,23 +231,20 @@ class Engine:
         elif ledger is None:
             pass
         elif isinstance(message, messages.FrameResult):
-            self._on_result(ledger, message)
+            number, dnn, timing, *_ = message
+            if (buffer := ledger.buffer(number, dnn, self)) is None:
+                return
+            try:
+                output = messages.unpack(message, buffer.output(dnn))
+            except (Exception, SystemExit) as error:  # unpickling may call any code of another package
+                reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
+                ledger.drop(number, dnn, DropReason.BAD_OUTPUT, reason, self)
+            else:
+                ledger.result(number, dnn, output, timing, self)
         elif isinstance(message, messages.FrameDropped):
             ledger.drop(message.number, message.dnn, message.reason, message.message, self)
         elif not self.retired:  # otherwise it must not disable a DNN that another engine has taken over
             ledger.failure(message)
-
-    def _on_result(self, ledger: Ledger, result: messages.FrameResult) -> None:
-        buffer = ledger.buffer(result.number, result.dnn, self)
-        if buffer is None:
-            return
-        try:
-            output = messages.unpack(result, buffer.output(result.dnn))
-        except (Exception, SystemExit) as error:  # unpickling may call any code of another package
-            reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
-            ledger.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason, self)
-        else:
-            ledger.result(result.number, result.dnn, output, result.timing, self)
 
 
 class LocalEngine(Engine):

@@ -58,7 +58,7 @@ class Host(Supervisor):
         self._config: NodeConfig | None = None  # while configured
         self._events: Events = queue.SimpleQueue()
         self._pools: Mapping[str, SlotPool] = {}
-        self._cameras: Mapping[str, tuple[str, ...]] = {}  # by DNN
+        self._dnns: dict[str, set[str]] = {}  # by camera
 
     # -- before serving
 
@@ -79,7 +79,10 @@ class Host(Supervisor):
                 self._discard()
                 raise
             descriptions = {it.device: it.description for it in engines if it.description is not None}
-            self._cameras = {name: dnn.cameras for it in descriptions.values() for name, dnn in it.dnns.items()}
+            self._dnns = {}
+            for name, dnn in (each for it in descriptions.values() for each in it.dnns.items()):
+                for camera in dnn.cameras:
+                    self._dnns.setdefault(camera, set()).add(name)
             self._supervise({it.device: it.config for it in engines if it.config is not None}, engines)
             threading.Thread(target=self._run, args=(self._events,), name="engine supervision", daemon=True).start()
             return _combine(config, descriptions)
@@ -168,16 +171,20 @@ class Host(Supervisor):
 
     def serves(self, camera: str) -> bool:
         """Whether at least one DNN of the camera has an engine now."""
-        return any(camera in self._cameras[dnn] for dnn in self.routes)
+        return not self._dnns[camera].isdisjoint(self.routes)
 
     def offer(self, ledger: Ledger, frame: Frame, buffer: Slot, dnns: Collection[str]) -> None:
         """Hand a frame, whose image is in `buffer`, to the DNNs that have an engine, and drop it for the others. Blocks
         only while an engine process receives nothing, for at most a second per process.
         """
+        height, width = frame.size
         number, engines = ledger.open(frame, buffer, dnns, partial(self.route, ledger))
         for engine, served in engines.items():
             if engine is not None:
-                engine.offer(number, frame, buffer, served)
+                engine.send(messages.Offer(
+                    number, frame.camera, buffer.index, height, width, frame.stamp_ns, frame.received_ns,
+                    frame.decode_ns, tuple(served),
+                ))  # fmt: skip
                 continue
             for dnn in served:
                 ledger.drop(number, dnn, *self.unserved(dnn))

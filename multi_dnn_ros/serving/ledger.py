@@ -67,12 +67,15 @@ class Ledger:
         self._pending = 0  # answers that are missing or whose callback is running
         self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
         self._streams = {(dnn, camera): Stream() for dnn, it in dnns.items() for camera in it.cameras}
+        self._dnns: dict[str, tuple[str, ...]] = {}  # by camera
+        for dnn, camera in self._streams:
+            self._dnns[camera] = (*self._dnns.get(camera, ()), dnn)
 
     # -- images before they are handed to an engine
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
         """The DNNs that process the images of the camera."""
-        return tuple(dnn for dnn, settings in self._settings.items() if camera in settings.cameras)
+        return self._dnns.get(camera, ())
 
     def arrived(self, frame: Frame, also_for: Iterable[str] = ()) -> tuple[str, ...]:
         """An image arrived: count it as offered to every DNN of its camera. Returns the DNNs that it is for.
@@ -81,7 +84,7 @@ class Ledger:
         """
         found, refused = [], []
         with self._lock:
-            for dnn in self.dnns_of(frame.camera):
+            for dnn in self._dnns.get(frame.camera, ()):
                 settings, stream = self._settings[dnn], self._streams[dnn, frame.camera]
                 stream.counts.offered += 1
                 rate_hz = settings.max_rate_hz
@@ -98,7 +101,11 @@ class Ledger:
     def wanted_by(self, dnns: Iterable[str]) -> tuple[str, ...]:
         """Those of the DNNs that are neither switched off nor disabled."""
         with self._lock:
-            return tuple(dnn for dnn in dnns if self._settings[dnn].enabled and self._disabled_reason(dnn) is None)
+            return tuple(
+                dnn
+                for dnn in dnns
+                if self._settings[dnn].enabled and (dnn not in self._disabled or self._disabled_reason(dnn) is None)
+            )
 
     def lose(self, frame: Frame, dnns: Iterable[str], reason: DropReason, message: str) -> None:
         """Drop an image that was not handed to an engine, for the DNNs that it was for. A DNN that was switched off or
@@ -134,11 +141,14 @@ class Ledger:
         """
         number, now_ns = next(_NUMBERS), self._clock()
         engines: dict[Server | None, list[str]] = {}
+        readers: dict[str, object] = {}
         with self._lock:
             for dnn in dnns:
-                engines.setdefault(route(dnn), []).append(dnn)
+                engine = route(dnn)
+                engines.setdefault(engine, []).append(dnn)
+                if engine is not None:
+                    readers[dnn] = engine
                 self._streams[dnn, frame.camera].open[number] = now_ns
-            readers: dict[str, object] = {dnn: it for it, served in engines.items() if it is not None for dnn in served}
             self._frames[number] = OpenFrame(frame, buffer, set(dnns), readers, len(dnns) + len(readers))
             self._pending += len(dnns)
         return number, engines
@@ -293,7 +303,9 @@ class Ledger:
         while True:
             with self._lock:
                 number = min(stream.results, default=None)
-                if stream.delivering or number is None or self._waits(stream, number):
+                if stream.delivering or number is None:
+                    return
+                if number != next(iter(stream.open)) and self._waits(stream, number):
                     return
                 entry, result, _ = stream.results.pop(number)
                 del stream.open[number]

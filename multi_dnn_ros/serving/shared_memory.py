@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,14 +60,19 @@ class SlotLayout:
     max_pixels: int
     outputs: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def image_bytes(self) -> int:
         """Space for one image, in whole pages, because CUDA registers pages."""
         return _whole_pages(_CHANNELS * self.max_pixels)
 
-    @property
+    @cached_property
+    def output_bytes(self) -> int:
+        """Space for the large results of one DNN."""
+        return _whole_pages(self.max_pixels)
+
+    @cached_property
     def slot_bytes(self) -> int:
-        return self.image_bytes + len(self.outputs) * _whole_pages(self.max_pixels)
+        return self.image_bytes + len(self.outputs) * self.output_bytes
 
 
 class SlotMemory:
@@ -75,6 +81,10 @@ class SlotMemory:
     def __init__(self, layout: SlotLayout, fd: int) -> None:
         self.layout = layout
         self.bytes = np.frombuffer(mmap.mmap(fd, layout.slots * layout.slot_bytes), dtype=np.uint8)
+        self.slots = [Slot(self, index) for index in range(layout.slots)]
+        self.free = list(self.slots)  # used in the node's process, which assigns them
+        self.lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
+        self.changed = threading.Condition(self.lock)
 
     def close(self) -> None:
         """Free the memory, and the descriptor that mmap keeps, with the last view of it. A slot's `image` raises."""
@@ -82,31 +92,33 @@ class SlotMemory:
 
 
 class Slot:
-    """A slot of `memory`. on_release: called by :meth:`release`, which must be called once, when nobody reads it."""
+    """A slot of `memory`."""
 
-    def __init__(self, memory: SlotMemory, index: int, on_release: Callable[[int], None] = lambda index: None) -> None:
+    def __init__(self, memory: SlotMemory, index: int) -> None:
         self.index = index
-        self._layout, begin = memory.layout, index * memory.layout.slot_bytes
-        self._bytes = memory.bytes[begin : begin + self._layout.slot_bytes]
-        self._on_release = on_release
+        self._memory, self._layout = memory, memory.layout
+        self._begin = index * memory.layout.slot_bytes
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         """View of the image, (H, W, 3) uint8. Raises ValueError if it is larger than the slot."""
-        pixels = self._layout.max_pixels
-        if _CHANNELS * height * width > self._layout.image_bytes:
+        pixels, size = self._layout.max_pixels, _CHANNELS * height * width
+        if size > self._layout.image_bytes:
             raise ValueError(f"an image of {width} x {height} pixels does not fit into a slot of {pixels} pixels")
-        return self._bytes[: _CHANNELS * height * width].reshape(height, width, _CHANNELS)
+        return self._memory.bytes[self._begin : self._begin + size].reshape(height, width, _CHANNELS)
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
         if dnn not in self._layout.outputs:
-            return self._bytes[:0]
-        size = _whole_pages(self._layout.max_pixels)
-        begin = self._layout.image_bytes + self._layout.outputs.index(dnn) * size
-        return self._bytes[begin : begin + size]
+            return self._memory.bytes[:0]
+        size = self._layout.output_bytes
+        begin = self._begin + self._layout.image_bytes + self._layout.outputs.index(dnn) * size
+        return self._memory.bytes[begin : begin + size]
 
     def release(self) -> None:
-        self._on_release(self.index)
+        """Return a slot that was taken; must be called once, when nobody reads it."""
+        with self._memory.lock:
+            self._memory.free.append(self)
+            self._memory.changed.notify()
 
 
 class SlotPool(SlotMemory):
@@ -116,27 +128,19 @@ class SlotPool(SlotMemory):
         # Memory is taken when a page is first written, not here.
         self.fd = create_memory(layout.camera, layout.slots * layout.slot_bytes)
         super().__init__(layout, self.fd)
-        self._free = list(range(layout.slots))
-        self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
-        self._changed = threading.Condition(self._lock)
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
         """A free slot, which the caller releases; None on timeout."""
-        with self._lock:
-            if not self._free and not self._changed.wait_for(lambda: self._free, timeout_s):
+        with self.lock:
+            if not self.free and not self.changed.wait_for(lambda: self.free, timeout_s):
                 return None
-            return Slot(self, self._free.pop(), self._give_back)
+            return self.free.pop()
 
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
             super().close()
-
-    def _give_back(self, index: int) -> None:
-        with self._lock:
-            self._free.append(index)
-            self._changed.notify()
 
 
 def slots_needed(dnns: int) -> int:
@@ -171,13 +175,13 @@ class PinnedImages:
     """In an engine: registers the memory of images with CUDA, once per address and size, so that they are uploaded
     without another copy; PyTorch then treats it as pinned.
 
-    Several threads may use it, each for its own slots. No effect on a CPU.
+    Several threads may use it, each for its own slots. device: a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._bytes: dict[int, int] = {}  # by address, the registered bytes
-        self._usable = device.type == "cuda"
+        self._usable = True
 
     def pin(self, image: npt.NDArray[np.uint8]) -> None:
         """Register the memory of an image, (H, W, 3) uint8, at the beginning of a slot (page-aligned).
@@ -247,20 +251,19 @@ class EngineState(Observer):
         self._row[_ALLOCATED], self._row[_RESERVED] = allocated_bytes, reserved_bytes
 
     def began(self, dnn: str) -> None:
-        self._count(dnn, 1)
+        with self._lock:
+            self._running[dnn] += 1
+            if self._running[dnn] == 1:
+                self._row[self._columns[dnn]] = time.monotonic_ns()
 
     def ended(self, dnn: str) -> None:
         """A GPU runs the operations of a DNN in order: the next one has only just started; its time counts from now."""
-        self._count(dnn, -1)
+        with self._lock:
+            self._running[dnn] -= 1
+            self._row[self._columns[dnn]] = time.monotonic_ns() if self._running[dnn] else 0
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
         self.on_failed(error)
-
-    def _count(self, dnn: str, change: int) -> None:
-        with self._lock:
-            self._running[dnn] += change
-            if change < 0 or self._running[dnn] == 1:
-                self._row[self._columns[dnn]] = time.monotonic_ns() if self._running[dnn] else 0
 
     # -- in the node's process
 

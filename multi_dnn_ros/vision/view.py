@@ -86,7 +86,7 @@ class View:
 
     def part_of(self, image: Any) -> Any:
         """The part that the DNN sees of an image (H, W, ...), an array or a tensor, in the same memory."""
-        if self.is_whole:
+        if self.crop is None:
             return image
         window = self.window((image.shape[0], image.shape[1]))
         return image[window.top : window.bottom, window.left : window.right]

@@ -96,7 +96,7 @@ def test_an_image_is_decoded_once_for_all_dnns_that_want_it(make: Make) -> None:
     received_ns = bench.clock.now
     bench.send(7)
     assert bench.host.wait_offered(1) == bench.decoded == [7]
-    (_, frame), image = bench.host.offered[0], bench.host.offered[0][1].image()
+    (_, frame), image = bench.host.offered[0], bench.host.offered[0][1].image
     assert (image.shape, int(image.min()), int(image.max())) == ((2, 3, 3), 7, 7)
     assert (frame.received_ns, frame.decode_ns) == (received_ns, 5 * MS)
     assert bench.host.recipients == [BOTH]

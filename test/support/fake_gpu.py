@@ -70,7 +70,7 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._current, "stream", stream))
         monkeypatch.setattr(HostCopies, "start", lambda copies, tensor: tensor.clone())
         monkeypatch.setattr(gpu_module, "enqueue_on", lambda device: self)
-        monkeypatch.setattr(Frame, "tensor", lambda frame, device: torch.from_numpy(frame.image()))
+        monkeypatch.setattr(Frame, "tensor", lambda frame, device: torch.from_numpy(frame.image))
         monkeypatch.setattr(gpu_module, "make_stream", lambda device, sms, priority: Stream())
 
     def record(self, event: Event) -> None:
