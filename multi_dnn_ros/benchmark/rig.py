@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any
 
 import cv2
 import numpy as np
 import psutil
-import rclpy
 import yaml
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import QoSProfile
-from rclpy.signals import SignalHandlerOptions
-from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.observation import NodeSample, ProcessTree, Receipts
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.common.reporting import write_text
-from multi_dnn_ros.demo.children import Child, loopback_environment, reserved_domain
+from multi_dnn_ros.demo.children import Child
+from multi_dnn_ros.demo.session import NODE, Session, frame_counts
 from multi_dnn_ros.ros.board import BoardMonitor
-from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.result_messages import message_class
 from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
-NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
 #: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
@@ -48,7 +39,6 @@ _IMAGES = 20
 _QUEUE_DEPTH = 1000
 #: CDR encapsulation and the header's stamp, the first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
-_REASON = re.compile(r"^dropped: (\w+)$")
 #: An entry of the value `results` in the node's status: `<dnn> (<kind>)` or `<dnn>/<output> (<kind>)`.
 _RESULT = re.compile(r"(\w+)(/\w+)? \(([^)]+)\)")
 
@@ -64,91 +54,52 @@ class CameraPlan:
     encoding: str
     rate_hz: float
 
-    @property
-    def config(self) -> CameraConfig:
-        return CameraConfig.model_validate({"transport": "compressed" if self.encoding == "jpeg" else "raw"})
 
-
-class ProcessEnded(CommandError):
-    """A process of a rig has ended before the rig stopped it; the message has its name, exit code and log."""
-
-
-class Rig:
-    """Context manager that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually,
+class Rig(Session):
+    """Session that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually,
     as `multi-dnn camera` with a folder of images of a generated road.
 
     folder: for logs and the parameter file. Everything runs in a reserved ROS domain on loopback. Every DNN is switched
-    on and serves every camera. If a DNN has several results, the first is observed. `receipts`, `samples` (one per
-    `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin` runs. observer: the rclpy node
-    of this process, whose entities are served meanwhile. problems: sensors that fail. :meth:`spin`, :meth:`until` and
-    :meth:`settle` raise ProcessEnded once a process has ended that this class has neither stopped nor killed.
+    on and serves every camera. If a DNN has several results, the first is observed. `receipts` and `samples` (one per
+    `sample_s`) are filled while the observer is served. problems: sensors that fail.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.plans = {plan.name: plan for plan in cameras}
         served = {"cameras": list(self.plans), "enable": True}
         dnns = {name: dnn.model_copy(update=served) for name, dnn in config.dnns.items()}
-        plans = {plan.name: plan.config for plan in cameras}
+        transports = {plan.name: "compressed" if plan.encoding == "jpeg" else "raw" for plan in cameras}
+        plans = {name: CameraConfig.model_validate({"transport": text}) for name, text in transports.items()}
         self.config = config.model_copy(update={"cameras": plans, "dnns": dnns})
         self.streams = [(dnn, camera) for dnn in dnns for camera in self.plans]
         self.receipts: dict[Stream, Receipts] = {}
         self.samples: list[NodeSample] = []
-        self.statuses: dict[str, Any] = {}
-        self.reports = 0
-        self.reported_s = 0.0  # time of the latest report, system clock
         self.cameras: dict[str, Child] = {}
         self.sample_s = 1.0
         self.node: Child
         self.problems: list[str] = []
         self._seed = seed
-        self._stack = ExitStack()
-        self._environment: Mapping[str, str] = {}
         self._results: Mapping[str, tuple[str, ResultKind]] = {}  # by DNN, once the node is active
         self._started = 0
         self._sampling: Future[None] | None = None
         self._next_sample_s = 0.0
 
-    def __enter__(self) -> Rig:
-        self._stack.enter_context(interrupts())
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def _start(self) -> None:
+    def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._images = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_images_")))
+        super()._open()
+        self._images = Path(self.enter_context(TemporaryDirectory(prefix="multi_dnn_images_")))
         parameters = self.folder / "parameters.yaml"
         write_text(parameters, yaml.safe_dump({"/**": {"ros__parameters": parameters_of(self.config)}}))
-        domain = self._stack.enter_context(reserved_domain())
-        self._environment = loopback_environment(domain)
-        os.environ.update(self._environment)
-        configure()
-        rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
-        self._stack.callback(rclpy.try_shutdown)
-        self.observer = rclpy.create_node("rig")
-        self._stack.callback(self.observer.destroy_node)
-        self._executor = SingleThreadedExecutor()
-        self._stack.callback(self._executor.shutdown)
-        self._executor.add_node(self.observer)
-        self.observer.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50))
-        self.node = self._start_child("node", "node", ["run", "--params-file", str(parameters)])
+        self.node = self.start("node", ["run", "--params-file", str(parameters)])
         self.processes = ProcessTree(self.node.pid)
         self._monitor = BoardMonitor(self.problems.append, period_s=1.0)
-        self._stack.callback(self._monitor.close)
+        self.callback(self._monitor.close)
         # In a thread: the kernel needs over 10 ms to add up the memory of an engine process of 650 MB.
-        self._sampler = self._stack.enter_context(ThreadPoolExecutor(1, "samples"))
+        self._sampler = self.enter_context(ThreadPoolExecutor(1, "samples"))
         for plan in self.plans.values():  # the node is being configured meanwhile
             _write_images(self._images / plan.name, plan, self._seed)
-        if not self.until(self.serves, _START_LIMIT_S):
+        if not self.until(lambda: self.value("node", "state") == "active", _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         # Only now: the kind of a result, and with it the topic, may be determined by the model.
         self._results = reported_results(self.value("node", "results") or "")
@@ -156,12 +107,6 @@ class Rig:
         if not self.until(lambda: all(self.observer.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result topic of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
-
-    def serves(self) -> bool:
-        """Whether the node is active. Raises CommandError if configuring failed: the node then stays unconfigured."""
-        if self.value("node", "state") == "unconfigured" and self.statuses["node"]["level"] == DiagnosticStatus.ERROR:
-            raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
-        return self.value("node", "state") == "active"
 
     def start_camera(self, name: str, rate_hz: float | None = None) -> None:
         """Start or restart the process of a camera; a running one is stopped first."""
@@ -171,7 +116,7 @@ class Rig:
         options = {"camera": name, "encoding": plan.encoding, "rate": f"{rate_hz or plan.rate_hz:g}"}
         images = str(self._images / name)
         arguments = ["camera", images, "--loop", *(f"--{option}={value}" for option, value in options.items())]
-        self.cameras[name] = self._start_child(f"camera {name}", f"camera_{name}_{self._started}", arguments)
+        self.cameras[name] = self.start(f"camera {name}", arguments, f"camera_{name}_{self._started}")
 
     def start_cameras(self) -> None:
         """Start all cameras, and wait until every DNN has produced a result for each."""
@@ -188,43 +133,13 @@ class Rig:
         """Stop the processes of these cameras, by default of all that are running."""
         for name in names or list(self.cameras):
             if name in self.cameras:
-                self.cameras.pop(name).stop()
+                self.stop(self.cameras.pop(name))
 
-    def spin(self, seconds: float) -> None:
-        """Observe for `seconds`."""
-        end = time.monotonic() + seconds
-        while (now := time.monotonic()) < end:
-            self._once(min(0.1, end - now))
-
-    def until(self, condition: Callable[[], object], limit_s: float) -> bool:
-        """Observe until the condition holds; False on timeout."""
-        end = time.monotonic() + limit_s
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            self._once(0.1)
-        return True
-
-    def settle(self, limit_s: float = 20.0) -> None:
-        """Observe until two consecutive reports, both made from now on, show no frame in progress."""
-        quiet, seen, begin_s = 0, self.reports, time.time()
-
-        def settled() -> bool:
-            nonlocal quiet, seen
-            if self.reports > seen and self.reported_s >= begin_s:  # older reports may still be in our queue
-                pending = sum(accounts["pending"] for accounts in self.accounts().values())
-                quiet, seen = (quiet + 1 if pending == 0 else 0), self.reports
-            return quiet >= 2
-
-        if not self.until(settled, limit_s):
-            raise CommandError(f"the node still has frames in progress {limit_s:g} s after the last one was sent")
-        # Results may still be in our queues; completeness is checked by the accounts.
+    def settle(self, limit_s: float = 20.0) -> bool:
+        """As in a Session, and observe until the results that the node has published have arrived here."""
+        settled = super().settle(limit_s)
         self.until(lambda: all(each["published"] == each["observed"] for each in self.accounts().values()), 5.0)
-
-    def value(self, status: str, key: str) -> str | None:
-        """A value of the latest diagnostics, for a status such as `node`, `camera front`, `lane on front`."""
-        found: str | None = self.statuses.get(status, {}).get(key)
-        return found
+        return settled
 
     def accounts(self) -> dict[Stream, dict[str, Any]]:
         """The counts of every stream in the latest report: offered, published, pending and dropped (by reason, without
@@ -233,11 +148,9 @@ class Rig:
         accounts = {}
         for dnn, camera in self.streams:
             values = self.statuses.get(f"{dnn} on {camera}", {})
-            dropped = {m[1]: int(v) for k, v in values.items() if (m := _REASON.match(k)) and int(v)}
-            counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
             received = int(self.value(f"camera {camera}", "received") or 0)
             observed = len(self.receipts.get((dnn, camera), ()))
-            accounts[dnn, camera] = {**counts, "dropped": dropped, "received": received, "observed": observed}
+            accounts[dnn, camera] = {**frame_counts(values), "received": received, "observed": observed}
         return accounts
 
     def result_topic(self, dnn: str, camera: str) -> tuple[str, str]:
@@ -250,23 +163,14 @@ class Rig:
 
     # -- internal
 
-    def _start_child(self, name: str, log: str, arguments: Sequence[str]) -> Child:
-        """Start a process that ends with the rig. log: the name of its log; `folder` may have those of earlier runs."""
-        path = self.folder / f"{log}.log"
-        return self._stack.enter_context(Child(name, arguments, path, self._environment))
-
     def _sample(self) -> None:
         gpu_bytes = int(self.value("node", "engine processes GPU reserved (bytes)") or 0)
         with suppress(psutil.NoSuchProcess):  # the node has just ended
             self.samples.append(self.processes.sample(gpu_bytes, self._monitor.latest))
 
-    def _once(self, timeout_s: float) -> None:
-        self._executor.spin_once(timeout_sec=timeout_s)
-        for child in (self.node, *self.cameras.values()):
-            if child.exit_code() is not None:
-                raise ProcessEnded(
-                    f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"
-                )
+    def spin_once(self, timeout_s: float = 0.1) -> None:
+        """As in a Session, and sample the node's processes."""
+        super().spin_once(timeout_s)
         if time.monotonic() >= self._next_sample_s and (self._sampling is None or self._sampling.done()):
             if self._sampling is not None:
                 self._sampling.result()
@@ -286,14 +190,6 @@ class Rig:
         depth = QoSProfile(depth=_QUEUE_DEPTH)
         self.observer.create_subscription(message_class(kind), name, receive, depth, raw=True)
         return name
-
-    def _on_diagnostics(self, message: Any) -> None:
-        for status in message.status:
-            name = status.name.partition(": ")[2]
-            values = {item.key: item.value for item in status.values}
-            self.statuses[name] = {**values, "level": status.level, "message": status.message}
-        self.reports += 1
-        self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
 
 
 def _write_images(folder: Path, plan: CameraPlan, seed: int) -> None:
@@ -324,14 +220,3 @@ def parameters_of(config: NodeConfig) -> dict[str, Any]:
     nested = {"camera": cameras, "dnn": dnns}
     values |= {kind: filled for kind, of in nested.items() if (filled := {name: it for name, it in of.items() if it})}
     return {**values, "cameras": list(config.cameras), "dnns": list(config.dnns)}
-
-
-def time_bar(seconds: float, what: str) -> tqdm[Any]:
-    """A bar of `seconds`, on stderr if that is a terminal."""
-    text = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
-    return tqdm(total=seconds, desc=what, bar_format=text, disable=None)
-
-
-def move_to(bar: tqdm[Any], seconds: float) -> None:
-    """Move a time bar, at most to its end: tqdm would forget the total."""
-    bar.update(min(seconds, bar.total or 0.0) - bar.n)

@@ -7,8 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from rclpy.utilities import get_rmw_implementation_identifier
 from std_srvs.srv import SetBool
 
 from multi_dnn_ros.benchmark.observation import NodeSample
-from multi_dnn_ros.benchmark.rig import NODE, CameraPlan, ProcessEnded, Rig, move_to, time_bar
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import table
-from multi_dnn_ros.demo.report import counts_text
+from multi_dnn_ros.demo.session import NODE, ProcessEnded
 from multi_dnn_ros.settings.forms import shown
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -64,9 +62,11 @@ class SoakPlan:
         )
 
 
-def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, Any]:
+def measure_soak(
+    config: NodeConfig, folder: Path, plan: SoakPlan, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
     """Run the plan; returns the figures, with `verdicts` and `passed`. config: its cameras become the plan's.
-    folder: for logs. Raises UsageError, CommandError.
+    folder: for logs. progress: called with seconds, and of how many. Raises UsageError, CommandError.
 
     fault_window_s becomes at most half a round: the kills are independent, and two of them within that time would be
     attributed to a DNN.
@@ -78,17 +78,16 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
         rig.start_cameras()
         begin_s, ended_early = time.monotonic(), ""
         try:
-            _carry_out(rig, plan, actions, begin_s)
+            _carry_out(rig, plan, actions, begin_s, progress)
         except ProcessEnded as error:  # what was measured until then is judged
             ended_early = str(error)
         measured_s = time.monotonic() - begin_s
         rig.stop_cameras()
-        with suppress(CommandError):  # unfinished frames fail the accounts
-            rig.settle()
+        rig.settle()  # unfinished frames fail the accounts
         streams = {f"{dnn} on {camera}": counts for (dnn, camera), counts in rig.accounts().items()}
         device = rig.value("node", "device")
         restarts = sum(int(rig.value(name, "restarts") or 0) for name in rig.statuses if name.startswith("engine "))
-        rig.node.stop(_END_LIMIT_S)
+        rig.stop(rig.node, _END_LIMIT_S)
         failed = [
             f"{it['action']} {it['target']} {it['value']}: {it['problem']}" for it in actions.done if it["problem"]
         ]
@@ -112,24 +111,25 @@ def measure_soak(config: NodeConfig, folder: Path, plan: SoakPlan) -> dict[str, 
     }
 
 
-def _carry_out(rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float) -> None:
+def _carry_out(
+    rig: Rig, plan: SoakPlan, actions: Actions, begin_s: float, progress: Callable[[int, int], None]
+) -> None:
     """Make the changes, round by round, until the time is over; the last change is reversed, and all DNNs serve."""
     changes = changes_of(rig.config, plan.seed, kills=plan.kills)
     change_s, number = plan.round_s / len(changes), 0
-    with time_bar(plan.seconds, "soak") as bar:
 
-        def wait_until(at_s: float) -> None:
-            rig.spin(max(0.0, begin_s + min(at_s, plan.seconds) - time.monotonic()))
-            move_to(bar, time.monotonic() - begin_s)
+    def wait_until(at_s: float) -> None:
+        rig.spin(max(0.0, begin_s + min(at_s, plan.seconds) - time.monotonic()))
+        progress(round(min(time.monotonic() - begin_s, plan.seconds)), round(plan.seconds))
 
-        while max(number * change_s, time.monotonic() - begin_s) < plan.seconds:
-            change = changes[number % len(changes)]
-            wait_until(number * change_s)
-            actions.perform(change, reverse=False)
-            wait_until((number + _IN_EFFECT) * change_s)
-            actions.perform(change, reverse=True)
-            number += 1
-        wait_until(plan.seconds)
+    while max(number * change_s, time.monotonic() - begin_s) < plan.seconds:
+        change = changes[number % len(changes)]
+        wait_until(number * change_s)
+        actions.perform(change, reverse=False)
+        wait_until((number + _IN_EFFECT) * change_s)
+        actions.perform(change, reverse=True)
+        number += 1
+    wait_until(plan.seconds)
 
 
 # -- changes, each carried out to its end
@@ -301,24 +301,3 @@ def growth(samples: Sequence[NodeSample], begin_s: float, seconds: float) -> lis
             note = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB"
             found.append(verdict(f"growth of {name}", share, MEMORY_GROWTH, note))
     return found
-
-
-def soak_table(figures: Mapping[str, Any]) -> str:
-    """Text for the terminal: the accounts, then the verdicts, with what failed in the last line."""
-    accounts = [
-        [name, *(str(counts[key]) for key in ("offered", "published", "observed")), counts_text(counts["dropped"])]
-        for name, counts in figures["streams"].items()
-    ]
-    verdicts = [
-        [it["name"], "none" if it["value"] is None else f"{it['value']:.3g}", f"{it['limit']:g}",
-         "passed" if it["passed"] else "FAILED", it["note"][:100]]
-        for it in figures["verdicts"]
-    ]  # fmt: skip
-    failed = "; ".join(it["name"] for it in figures["verdicts"] if not it["passed"])
-    return "\n".join(
-        [
-            table(["stream", "offered", "published", "observed", "dropped"], accounts),
-            table(["verdict", "figure", "at most", "", "note"], verdicts),
-            f"FAILED: {failed}" if failed else "passed",
-        ]
-    )

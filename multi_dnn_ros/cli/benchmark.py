@@ -16,7 +16,7 @@ from typing import Any
 
 from multi_dnn_ros.cli import benchmark_paper, options
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.cli.figures import log_folder, write_figures
+from multi_dnn_ros.cli.figures import log_folder, progress_bar, rows_table, write_figures
 from multi_dnn_ros.cli.options import Commands, positive, positive_float
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
@@ -87,7 +87,8 @@ def board(args: argparse.Namespace) -> int:
 
     with log_folder() as folder:
         try:
-            measure_board(BoardPlan(configs=_mixes(args), **settings), folder, save)
+            with progress_bar("starting", "s") as progress:
+                measure_board(BoardPlan(configs=_mixes(args), **settings), folder, save, progress)
         finally:  # after Ctrl-C, what was measured
             print(board_table(mixes, args.max_rate))
         written = [args.output, *write_ros2_benchmark(mixes, args.output, {"scenario": "board", **provenance()})]
@@ -130,7 +131,7 @@ def soak(args: argparse.Namespace) -> int:
       multi-dnn benchmark soak --minutes 12 --kill-every 0 --params-file my_robot.yaml
     """
     import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
-    from multi_dnn_ros.benchmark.soak import MIN_ROUND_S, SoakPlan, measure_soak, soak_table
+    from multi_dnn_ros.benchmark.soak import MIN_ROUND_S, SoakPlan, measure_soak
 
     if 0.0 < args.kill_every < MIN_ROUND_S:
         raise UsageError(f"--kill-every is {args.kill_every:g}; allowed: 0, or at least {MIN_ROUND_S:g} seconds")
@@ -139,9 +140,12 @@ def soak(args: argparse.Namespace) -> int:
         raise UsageError(f"parameter isolation is {config.isolation}; this scenario needs process")
     plan = SoakPlan(60.0 * args.minutes, args.kill_every or 300.0, args.rate, args.seed, kills=args.kill_every > 0.0)
     with log_folder() as folder:
-        figures = measure_soak(config, folder, plan)
-        print(soak_table(figures))
+        with progress_bar("soak", "s") as progress:
+            figures = measure_soak(config, folder, plan, progress)
+        print(rows_table([{"stream": name, **counts} for name, counts in figures["streams"].items()]))
+        print(rows_table(figures["verdicts"]))
         write_figures(args.output, {"scenario": "soak", **figures})
         if not figures["passed"]:
-            raise CommandError(f"the run has not passed; the logs of its processes are in {folder}")
+            failed = "; ".join(it["name"] for it in figures["verdicts"] if not it["passed"])
+            raise CommandError(f"the run has not passed: {failed}; the logs of its processes are in {folder}")
     return 0

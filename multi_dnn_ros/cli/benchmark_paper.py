@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from multi_dnn_ros.cli import options
-from multi_dnn_ros.cli.figures import log_folder, write_figures
+from multi_dnn_ros.cli.figures import log_folder, rows_table, write_figures
 from multi_dnn_ros.cli.options import Commands, positive
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
@@ -95,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
 def _sets(args: argparse.Namespace, device: Any) -> int:
     from multi_dnn_ros.benchmark.paper.dnns import Work
     from multi_dnn_ros.benchmark.paper.measure import measure
-    from multi_dnn_ros.benchmark.paper.report import plot_sets, sets_table
+    from multi_dnn_ros.benchmark.paper.report import plot_sets
     from multi_dnn_ros.benchmark.paper.sets import choose_conditions, choose_sets
 
     chosen, conditions = choose_sets(args.set or ["small"]), choose_conditions(args.conditions, device, args.sms)
@@ -107,16 +108,22 @@ def _sets(args: argparse.Namespace, device: Any) -> int:
         write_figures(args.output, {"scenario": "paper", "settings": run, "sets": sets}, quiet=True)
 
     sets = measure(chosen, conditions, base, args.seconds, args.repeats, save, _SAY)
-    print(sets_table(sets))
+    for name, results in sets.items():
+        print(f"{name}:\n{rows_table([_condition_row(*each) for each in results['summary'].items()])}")
     if args.output is not None:
         plot_sets(sets, args.output.with_suffix(".png"))
         print(f"written to {args.output} and {args.output.with_suffix('.png')}")
     return 0
 
 
+def _condition_row(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {key: figures[key] for key in ("mean_ms", "of_baseline", "inferences_per_s", "ms")}
+    return {"condition": name, "memory_mib": figures["memory_bytes"] / 2**20, **shown}
+
+
 def _branches(args: argparse.Namespace, device: Any) -> int:
     from multi_dnn_ros.benchmark.paper.branches import SIZES, measure_branches
-    from multi_dnn_ros.benchmark.paper.report import branches_table, plot_branches
+    from multi_dnn_ros.benchmark.paper.report import plot_branches
 
     if device.type != "cuda":
         raise UsageError(f"--branches needs a GPU; the device is {device}")
@@ -132,7 +139,11 @@ def _branches(args: argparse.Namespace, device: Any) -> int:
         if networks:
             write_figures(args.output, figures, quiet=True)
     if networks:
-        print(branches_table(networks))
+        print(rows_table([
+            {"network": each["network"], **{f"{name}, ms": ms["p50"] for name, ms in each["ms"].items()},
+             **{f"{name} / serial": ratio for name, ratio in each["over_serial"].items()}}
+            for each in networks
+        ]))  # fmt: skip
         if args.output is not None:
             plot_branches(networks, args.output.with_suffix(".png"))
             print(f"written to {args.output} and {args.output.with_suffix('.png')}")
@@ -140,7 +151,7 @@ def _branches(args: argparse.Namespace, device: Any) -> int:
 
 
 def _peers(args: argparse.Namespace, device: Any) -> int:
-    from multi_dnn_ros.benchmark.paper.peer_comparison import compare_with_peers, peer_config, peers_table
+    from multi_dnn_ros.benchmark.paper.peer_comparison import compare_with_peers, peer_config
     from multi_dnn_ros.common.resources import config_file
 
     args.params_file, args.device = args.params_file or config_file("heavy_gpu.yaml"), str(device)
@@ -150,15 +161,17 @@ def _peers(args: argparse.Namespace, device: Any) -> int:
 
     def save(sides: dict[str, Any]) -> None:
         write_figures(args.output, {"scenario": "peers", "settings": settings, "sides": sides}, quiet=True)
+        parts = ("saturated", "at_rate")
+        print(rows_table([{"": side, **it["summary"][part]} for part in parts for side, it in sides.items()]))
 
     with log_folder() as folder:
-        print(peers_table(compare_with_peers(config, size, args.seconds, args.repeats, folder, save, _SAY)))
+        compare_with_peers(config, size, args.seconds, args.repeats, folder, save, _SAY)
     return 0
 
 
 def _important(args: argparse.Namespace, device: Any) -> int:
     from multi_dnn_ros.benchmark.paper.dnns import Work
-    from multi_dnn_ros.benchmark.paper.important import important_table, measure_important
+    from multi_dnn_ros.benchmark.paper.important import important_rows, measure_important
     from multi_dnn_ros.benchmark.paper.sets import CONDITIONS, IMPORTANT, choose_sets
 
     (background,) = choose_sets(args.set or ["background"]).values()
@@ -169,5 +182,5 @@ def _important(args: argparse.Namespace, device: Any) -> int:
         )
         found.append(measure_important(work, args.seconds, args.repeats, _SAY))
         write_figures(args.output, {"scenario": "important", "device": str(device), "networks": found}, quiet=True)
-    print(important_table(found))
+    print(rows_table(important_rows(found)))
     return 0

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -61,19 +61,18 @@ def reserved_domain() -> Iterator[int]:
 class Child:
     """A ``multi-dnn`` command as a child process; a context manager that stops it.
 
-    name: for messages. log: file for its output. environment: variables added to those of this process. Ctrl-C in the
-    terminal reaches only us, as the child has its own session. The kernel kills it when the thread that has created
-    this object ends, even if this process is killed.
+    name: for messages. log: file for its output. Ctrl-C in the terminal reaches only us, as the child has its own
+    session. The kernel kills it when the thread that has created this object ends, even if this process is killed.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, str(os.getpid()), "multi_dnn_ros.cli.main", *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, **environment}, start_new_session=True,
+                start_new_session=True,
             )  # fmt: skip
         self.peak_memory_bytes = 0
 
@@ -92,10 +91,6 @@ class Child:
             memory = sum(each.memory_info().rss for each in (child, *child.children(recursive=True)))
             self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the child."""
-        self._process.send_signal(number)
-
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Stop the child with SIGINT; kill it after the timeout. Returns False if it had to be killed."""
         self._process.send_signal(signal.SIGINT)  # nothing if it has ended
@@ -107,11 +102,6 @@ class Child:
             self._process.kill()
             self._process.wait()
         return True
-
-    def last_lines(self, count: int = 5) -> str:
-        """The last lines of its output, for an error message."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-count:])
 
     def __enter__(self) -> Child:
         return self

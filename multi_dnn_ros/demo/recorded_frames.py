@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,24 +143,6 @@ class DnnFigures:
             summary["true_boxes"] = true_boxes
             summary |= score_detections(zip(self.found, self.truths, strict=True), self.stream.labels)
         return summary
-
-
-def last_statuses(messages: Iterable[Any], node: str) -> dict[str, Any]:
-    """The latest DiagnosticStatus of each task of `node`, from DiagnosticArrays in order."""
-    statuses = {}
-    for status in (status for message in messages for status in message.status):
-        name, _, task = status.name.partition(": ")
-        if name == node.lstrip("/"):
-            statuses[task] = status
-    return statuses
-
-
-def frame_counts(status: Any) -> dict[str, Any]:
-    """Offered, published, pending and drops by reason, from a stream's diagnostics."""
-    values = {value.key: value.value for value in status.values}
-    drops = {key.removeprefix("dropped: "): int(values[key]) for key in values if re.fullmatch(r"dropped: \w+", key)}
-    counts: dict[str, Any] = {name: int(values[name]) for name in ("offered", "published", "pending")}
-    return {**counts, "dropped": {reason: count for reason, count in drops.items() if count}}
 
 
 def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:

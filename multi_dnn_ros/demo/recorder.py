@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -30,20 +29,17 @@ class Recorder:
 
     image: topic of raw images that are written as JPEG on ``<image>/compressed``, a tenth of the size. Compressing
     takes the processor time that the measured node needs, so it is left for :meth:`flush` up to _KEPT_BYTES of images.
-    watch: a topic whose latest message is stored in :attr:`watched` and does not count as activity. latched: topics
-    whose publishers keep their last message for late subscribers.
+    latched: topics whose publishers keep their last message for late subscribers.
 
     Single-threaded: spin the node with a single-threaded executor.
     """
 
     def __init__(
-        self, node: Node, writer: BagWriter, topics: Mapping[str, str], *, image: str, watch: str = "",
+        self, node: Node, writer: BagWriter, topics: Mapping[str, str], *, image: str,
         latched: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.counts: Counter[str] = Counter()
-        self.last_activity_s = time.monotonic()  # time of the last message that was not on the watched topic
-        self.watched: bytes | None = None
-        self._image, self._watch = image, watch
+        self._image = image
         self._clock, self._writer = node.get_clock(), writer
         self._kept: deque[tuple[int, bytes]] = deque()  # time of receipt, image
         self._kept_bytes = 0
@@ -63,10 +59,6 @@ class Recorder:
         def receive(data: bytes) -> None:
             stamp_ns = int(self._clock.now().nanoseconds)
             self.counts[topic] += 1
-            if topic == self._watch:
-                self.watched = data
-            else:
-                self.last_activity_s = time.monotonic()
             if topic != self._image:
                 self._writer.write(topic, stamp_ns, data)
                 return

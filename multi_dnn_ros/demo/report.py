@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,14 @@ from multi_dnn_ros.demo.recorded_frames import (
     DnnFigures,
     Stream,
     found_names,
-    frame_counts,
-    last_statuses,
     recorded_frames,
 )
+from multi_dnn_ros.demo.session import DIAGNOSTICS, frame_counts, statuses_of
 from multi_dnn_ros.replay.bag_reader import BagReader
 from multi_dnn_ros.vision.drawing import draw
-from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
+from multi_dnn_ros.vision.overlay_files import OverlayFiles, Picture, save_picture
 from multi_dnn_ros.vision.result_kind import Layer
 
-NODE = "/multi_dnn"
-DIAGNOSTICS = "/diagnostics"
 #: Empty file that marks a folder as that of a demo, and the files of one.
 _MARK = ".multi_dnn_demo"
 _FILES = ("overlay.mp4", "overlay.png", "summary.json", "node.log", "camera.log", "bag")
@@ -52,6 +49,28 @@ def clear_output(output: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+class DrawnFrames(OverlayFiles):
+    """The files overlay.mp4, and overlay.png with the frame in which most was found; a context manager.
+
+    output: their folder.
+    """
+
+    def __init__(self, output: Path) -> None:
+        super().__init__(output / "overlay.mp4")
+        self._best: tuple[int, Picture] | None = None
+
+    def add(self, picture: Picture, stamp_ns: int, found: int) -> None:
+        """Add a frame. found: number of results that can be counted."""
+        self.write(picture, stamp_ns)
+        if self._best is None or found > self._best[0]:
+            self._best = found, picture
+
+    def close(self) -> None:
+        super().close()
+        if self._best is not None:
+            save_picture(self.path.with_suffix(".png"), self._best[1])
+
+
 def score_and_draw(output: Path, camera: str, image: str, streams: Sequence[Stream]) -> dict[str, Any]:
     """Score and draw the recording `bag` in the folder `output` frame by frame, into overlay.mp4 and overlay.png there.
 
@@ -59,32 +78,21 @@ def score_and_draw(output: Path, camera: str, image: str, streams: Sequence[Stre
     each DNN, and in `silent` the DNNs without a result.
     """
     figures = {stream.dnn: DnnFigures(stream) for stream in streams}
-    picture, max_found = None, -1
-    with BagReader(output / "bag") as bag, OverlayFiles(output / "overlay.mp4") as video:
+    statuses: dict[str, Any] = {}
+    with BagReader(output / "bag") as bag, DrawnFrames(output) as drawn:
         counts = {name: topic.count for name, topic in bag.topics.items()}
-        messages = [deserialize_message(message.data, DiagnosticArray) for message in bag.messages([DIAGNOSTICS])]
+        for message in bag.messages([DIAGNOSTICS]):
+            statuses |= statuses_of(deserialize_message(message.data, DiagnosticArray))
         frames = recorded_frames(bag, camera, f"{image}/compressed", streams)
         for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
-            drawn = draw(
-                frame.image, [Layer(dnn, figures[dnn].stream.kind, *result) for dnn, result in frame.results.items()]
-            )
-            video.write(drawn, frame.stamp_ns)
+            layers = [Layer(dnn, figures[dnn].stream.kind, *result) for dnn, result in frame.results.items()]
+            found = sum(len(found_names(result)) for result, _ in frame.results.values())
+            drawn.add(draw(frame.image, layers), frame.stamp_ns, found)
             for figure in figures.values():
                 figure.add(frame)
-            found = sum(len(found_names(output)) for output, _ in frame.results.values())
-            if found > max_found:
-                picture, max_found = drawn, found
-    if picture is not None:
-        save_picture(output / "overlay.png", picture)
-    last = last_statuses(messages, NODE)
     dnns = {}
     for name, figure in figures.items():
-        status = last.get(f"{name} on {camera}")
+        status = statuses.get(f"{name} on {camera}")
         dnns[name] = {**figure.summary(), "accounts": None if status is None else frame_counts(status)}
     silent = [name for name, figure in figures.items() if not figure.stamps_ns]
     return {"recorded_messages": counts, "dnns": dnns, "silent": silent}
-
-
-def counts_text(counts: Mapping[str, int]) -> str:
-    """Counts as text, such as `3 overwritten, 1 engine_lost`; `none` if there are none."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

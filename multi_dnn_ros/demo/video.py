@@ -21,13 +21,12 @@ from multi_dnn_ros.camera.sources import open_source
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.reporting import distribution, provenance, write_json
 from multi_dnn_ros.demo.recorded_frames import found_names
-from multi_dnn_ros.demo.report import check_output, clear_output
+from multi_dnn_ros.demo.report import DrawnFrames, check_output, clear_output
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.replay.bag_writer import BagWriter, canonical
 from multi_dnn_ros.replay.replay import FrameOutcome, Replay
 from multi_dnn_ros.replay.storage_files import BagMessage
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 from multi_dnn_ros.vision.results import results_by_name
 
 _MSGTYPE = "sensor_msgs/msg/CompressedImage"
@@ -82,14 +81,12 @@ def run_video(config: NodeConfig, path: Path, output: Path, seconds: float | Non
     clear_output(output)
     classes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     times_ms: defaultdict[str, list[float]] = defaultdict(list)
-    picture, max_found = None, -1
     with ExitStack() as stack:
         writer = stack.enter_context(BagWriter(output / "bag"))
-        overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
+        drawn = stack.enter_context(DrawnFrames(output))
         bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
 
         def finish_frame(outcome: FrameOutcome) -> None:
-            nonlocal picture, max_found
             bar.update()
             ends = [end for end in outcome.in_order() if isinstance(end, Result)]
             found = 0
@@ -100,14 +97,9 @@ def run_video(config: NodeConfig, path: Path, output: Path, seconds: float | Non
                     classes[end.dnn].update(names)
                     found += len(names)
             if ends:
-                image = outcome.drawn(replay.kinds)
-                overlay.write(image, outcome.frame.stamp_ns)
-                if found > max_found:
-                    picture, max_found = image, found
+                drawn.add(outcome.drawn(replay.kinds), outcome.frame.stamp_ns, found)
 
         counts = replay.run(video.messages(), writer, with_input=True, on_frame=finish_frame)
-    if picture is not None:
-        save_picture(output / "overlay.png", picture)
     dnns = {
         stream.dnn: {
             "model": config.dnns[stream.dnn].model,

@@ -49,8 +49,8 @@ class CameraConfig(Section):
     max_pixels: int = Field(33177600, ge=1, le=268435456)
     """Maximum number of pixels of an image; larger ones are dropped as bad_image. The default is 7680 x 4320."""
     bits: int = Field(16, ge=8, le=16)
-    """Number of bits that the camera uses of 16-bit values (encodings of 16 bits, and PNG), from the lowest: 10, 12 or 14
-    for most industrial cameras. The largest value of these bits becomes white.
+    """Number of bits that the camera uses of 16-bit values (encodings of 16 bits, and PNG), from the lowest: 10, 12 or
+    14 for most industrial cameras. The largest value of these bits becomes white.
     """
     rate_hz: float = Field(0.0, ge=0.0, le=1000.0)
     """Expected frame rate in Hz, with which the rate of arrival is compared. If it is set for every camera, the node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torchvision
 from small_builtin import small_builtin
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import cudnn_benchmark
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
@@ -42,16 +40,6 @@ def test_auto_is_what_serves_fastest_there(missing: str, on_gpu: str, monkeypatc
     assert type(choose_backend("eager", CPU)) is Eager
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):
         choose_backend("cuda_graph", CPU)
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
-def test_cudnn_benchmark_is_set_for_a_block_only(fails: bool, enabled: bool) -> None:
-    with suppress(KeyError), cudnn_benchmark(enabled):
-        assert torch.backends.cudnn.benchmark == enabled
-        if fails:
-            raise KeyError
-    assert not torch.backends.cudnn.benchmark
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from torch import nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
-from multi_dnn_ros.backends.captured_network import Captured
-from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.serving.build import build
 from multi_dnn_ros.serving.choices import ConfigError, choose_backend
@@ -140,19 +138,3 @@ def test_a_file_exported_for_one_image_is_rejected_by_name(suffix: str, tmp_path
     if suffix == "onnx":  # one camera, even if named twice, has nothing to batch
         (task,) = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear", "rear"]})).tasks
         assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
-
-
-def test_inputs_are_stacked_in_the_memory_of_a_captured_first_stage() -> None:
-    """Inputs of another shape, such as more images, get new memory; `torch.cat(out=...)` would resize the old one."""
-    first = Captured.__new__(Captured)  # a capture needs a GPU
-    first.inputs, first.outputs = (torch.zeros(3, 2, 2),), ()
-    images = [(torch.full((1, 2, 2), float(value)),) for value in range(4)]
-    (joined,) = stack_inputs(images[:3], first)
-    assert joined is first.inputs[0]
-    assert torch.equal(joined[:, 0, 0], torch.arange(3.0))
-    address = first.inputs[0].data_ptr()
-    (elsewhere,) = stack_inputs(images, first)
-    assert elsewhere.shape == (4, 2, 2)
-    assert (first.inputs[0].data_ptr(), len(first.inputs[0])) == (address, 3)
-    (plain,) = stack_inputs(images[1:3], lambda carried: carried)
-    assert torch.equal(plain[:, 0, 0], torch.tensor([1.0, 2.0]))

@@ -16,7 +16,6 @@ from multi_dnn_ros.backends.branches import (
     SerialGraphError,
     StreamPlan,
     Work,
-    device_work,
     group_work,
     plan_branches,
     plan_streams,
@@ -110,21 +109,6 @@ def test_equal_branches_get_a_stream_each_with_one_event_at_the_fork_and_one_at_
     assert plan.duration_s == pytest.approx(7 * 20e-6 + 2 * EVENT_S)
 
 
-def test_each_attention_head_is_one_group():
-    """Three small operations that read the same, joined by larger ones."""
-    work = [Work(("norm",), (), 5e-6)]
-    for head in range(4):
-        work += [Work((f"{name}{head}",), ("norm",), 3e-6) for name in ("query", "key", "value")]
-        work.append(Work((f"weights{head}",), (f"query{head}", f"key{head}"), 15e-6))
-        work.append(Work((f"head{head}",), (f"weights{head}", f"value{head}"), 15e-6))
-    work.append(Work(("cat",), tuple(f"head{head}" for head in range(4)), 5e-6))
-    groups = group_work(work, 50e-6)
-    assert [set(group.operations) for group in groups[1:-1]] == [
-        {f"{name}{head}" for name in ("query", "key", "value", "weights", "head")} for head in range(4)
-    ]
-    assert plan_streams(groups, 4).events == 3 + 3 < plan_streams(work, 4).events
-
-
 def test_a_graph_whose_order_matters_is_refused_and_a_chain_stays_on_one_stream():
     class Random(nn.Module):
         def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -138,13 +122,3 @@ def test_a_graph_whose_order_matters_is_refused_and_a_chain_stays_on_one_stream(
             plan_branches(graph_module, 2)
     chain = trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval(), (torch.zeros(1, 3, 9, 9),))
     assert plan_branches(chain, 8).streams == 1
-
-
-def test_element_wise_operations_take_no_time_of_their_own_when_fused():
-    class Pointwise(nn.Module):
-        def forward(self, value: torch.Tensor) -> torch.Tensor:
-            return (value @ value).relu().exp().softmax(1)
-
-    graph_module = trace(Pointwise(), (torch.zeros(8, 8),))
-    assert [each.cost_s > 0 for each in device_work(graph_module, fuses=True)] == [True, False, False, True]
-    assert all(each.cost_s > 0 for each in device_work(graph_module))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +15,8 @@ from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.branched_graph import branches_of, compile_segments, with_branches
 from multi_dnn_ros.backends.compilers import missing_compiler
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
-from multi_dnn_ros.backends.inductor import Inductor, cache_directory
-from multi_dnn_ros.backends.precision import InPrecision
-from multi_dnn_ros.common import resources
+from multi_dnn_ros.backends.inductor import Inductor
 from multi_dnn_ros.models.cut import cut_module
-from multi_dnn_ros.serving.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="needs a C++ compiler")
@@ -88,24 +81,6 @@ def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixt
     with torch.inference_mode():
         for index, module in enumerate(modules):
             check_agreement(results[index], (module(*inputs),), 1e-4)
-
-
-def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo would compile eight instances of a class and run the others eager."""
-    monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
-    compiled: list[torch.fx.GraphModule] = []
-
-    def compile_instead(graph: torch.fx.GraphModule, shapes: list, options: dict) -> object:
-        assert options["freezing"]
-        assert [tuple(shape.shape) for shape in shapes] == [(1, 3, 8, 8)]
-        compiled.append(graph)
-        return graph
-
-    monkeypatch.setattr("torch._inductor.compile", compile_instead)
-    for seed in range(9):
-        stages = Inductor().prepare(cut_module(network(seed), EXAMPLE, 1), EXAMPLE, CPU)
-        assert not isinstance(stages[0], torch.nn.Module)
-    assert len(compiled) == 9
 
 
 class Forked(torch.nn.Module):
@@ -185,46 +160,3 @@ def test_a_stage_that_inductor_rejects_or_miscompiles_runs_eager(
     inputs = (torch.rand(1, 3, 8, 8),)
     with torch.inference_mode():
         check_agreement(through(prepared, inputs), (module(*inputs),), 1e-5)
-
-
-def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert str(cache_directory()) == os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # what PyTorch writes there
-    assert cache_directory() == tmp_path / "multi_dnn_ros" / "inductor"
-    inductor._choose_cache()
-    assert stat.S_IMODE(cache_directory().stat().st_mode) == 0o700
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache_directory())
-
-
-def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    assert type(choose_backend("inductor", CPU)) is Inductor
-    assert type(choose_backend("inductor", GPU)) is CudaGraph
-    in_fp16 = choose_backend("inductor", GPU, "fp16")
-    assert type(in_fp16) is InPrecision
-    assert type(in_fp16.backend) is CudaGraph
-    assert backend_name("inductor", CPU) == "inductor"
-    with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
-        choose_backend("eager", GPU, "tf32", dnn="lane")
-
-
-def test_an_unwritable_cache_is_replaced_by_a_folder_that_others_cannot_write(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found: list[Path] = []
-    for mode in (None, None, 0o755):  # another process of this user; a folder that others can access
-        if mode is not None:
-            found[0].parent.chmod(mode)
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
-        resources._replacement.cache_clear()  # as in another process
-        inductor._choose_cache()
-        found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-        assert f"{tmp_path / 'file' / 'cache'} cannot be written, so caches are kept in {found[-1]}" in caplog.text
-    assert found[0] == found[1] == tmp_path / f"multi_dnn_ros_{os.getuid()}" / "cache"
-    assert found[2] != found[0]
-    assert stat.S_IMODE(found[2].parent.stat().st_mode) == 0o700

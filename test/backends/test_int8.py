@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from multi_dnn_ros.backends import Tensors, cpu_features
 from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
-from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantized
+from multi_dnn_ros.backends.quantization import Calibration, check_quantized
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.serving.build import build
@@ -139,23 +137,6 @@ def test_the_model_is_read_from_the_cache_unless_the_weights_changed(cache: Path
     assert len(lines) == len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("content", [b"rubbish" * 100, b""])
-def test_a_damaged_file_in_the_cache_is_calibrated_again(
-    cache: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines: list[str] = []
-    network = export(seeded(Residual), IMAGE)
-    images = Calibration(pictures).split(1)
-    model = quantized(network, images, lines.append, "lane")
-    (file,) = cache.iterdir()
-    whole = file.read_bytes()
-    file.write_bytes(content)
-    assert quantized(network, images, lines.append, "lane") == model
-    assert len(lines) == 2
-    assert f"{file} is damaged and is made again" in caplog.text
-    assert file.read_bytes() == whole
-
-
 @needs_int8
 def test_heads_with_too_large_an_error_stay_float32(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
@@ -175,13 +156,6 @@ def test_a_dnn_with_too_large_an_error_stays_float32_and_the_reason_is_logged(ca
     image = (torch.rand(1, 3, 32, 48),)
     with torch.inference_mode():
         torch.testing.assert_close(run(stages, image)[0], module(*image), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("tiles", "images"), [(1, 1), (1, 3), (4, 1)])
-def test_calibration_inputs_have_the_shape_of_the_networks_inputs(tiles: int, images: int) -> None:
-    pictures = [(torch.full((tiles, 3, 4, 6), float(number)),) for number in range(8)]
-    for part in Calibration(lambda: pictures).split(tiles * images):
-        assert {tuple(inputs[0].shape) for inputs in part} == {(tiles * images, 3, 4, 6)}
 
 
 @pytest.mark.parametrize(
@@ -210,23 +184,6 @@ def test_the_built_in_lane_dnn_from_its_parameters() -> None:
     results = [each.decode(each.single_launch[1](each.preprocess(image)), (360, 480)) for each in (task, plain)]
     masks = [np.asarray(result.mask) > 0 for result in results]
     assert (masks[0] & masks[1]).sum() > 0.9 * (masks[0] | masks[1]).sum() > 0
-
-
-@needs_int8
-@pytest.mark.long  # built from its parameters above; `evaluate --served` in test/training/test_scores.py
-def test_evaluate_scores_the_int8_dnn_that_is_served(tmp_path: Path) -> None:
-    folder = tmp_path / "frames"
-    folder.mkdir()
-    for index, (_, image) in enumerate(sample_images("")[:10]):
-        cv2.imwrite(str(folder / f"{index}.png"), image[..., ::-1])
-    run = ["evaluate", "builtin:pedestrian", "--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "4"]
-    run += ["--device", "cpu", "--served", "--precision", "int8", "--calibration-images", str(folder)]
-    assert main([*run, "--report", str(tmp_path / "report")]) == 0
-    plain, served = json.loads((tmp_path / "report" / "report.json").read_text())["networks"]
-    assert (served["served"]["backend"], served["served"]["precision"]) == ("onnxruntime", "int8")
-    (data,) = served["scores"]
-    assert served["scores"][data]["map"] != plain["scores"][data]["map"]
-    assert served["scores"][data]["map50"] == pytest.approx(plain["scores"][data]["map50"], abs=0.1)
 
 
 def problems(**of_dnn: str) -> str:
@@ -280,20 +237,6 @@ def test_int8_is_rejected_on_a_cpu_without_8_bit_dot_products(
             "needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         )
         assert problems(precision="fp32") == ""
-    finally:
-        monkeypatch.undo()
-        cpu_features.cpu_flags.cache_clear()
-
-
-@pytest.mark.parametrize("flags", ["flags : fpu avx512_vnni", "flags: avx_vnni", "Features\t: fp asimddp sve"])
-def test_int8_is_allowed_on_a_cpu_with_8_bit_dot_products(
-    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
-    monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
-    cpu_features.cpu_flags.cache_clear()
-    try:
-        assert has_int8_products()
     finally:
         monkeypatch.undo()
         cpu_features.cpu_flags.cache_clear()

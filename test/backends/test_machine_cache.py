@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from multi_dnn_ros.backends import machine_cache
 from multi_dnn_ros.backends.machine_cache import MachineCache
 
 #: All processes write the same entries, as those of GPUs of the same type do, and log what is wrong to stdout.
@@ -55,17 +52,3 @@ def test_processes_that_make_the_same_entries_do_not_disturb_each_other(tmp_path
     assert run_together(_ENTRIES, tmp_path) == ["", ""]
     cache = MachineCache("backends", "the measured backends", tmp_path / "backends")
     assert len([*cache.folder.iterdir()]) == len([*cache.folder.glob("*/*")]) == 200  # nothing temporary is left
-
-
-def test_a_lock_that_is_never_released_or_cannot_be_made_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_cache, "_WAIT_S", 0.2)
-    cache = MachineCache("backends", "the measured backends", tmp_path / "folder" / "backends")
-    ran = []
-    with cache.locked("a"), cache.locked("a"):
-        ran.append("the other hangs")
-    (tmp_path / "file").write_text("")
-    with MachineCache("backends", "the measured backends", tmp_path / "file" / "backends").locked("a"):
-        ran.append("no locks here")
-    assert len(ran) == 2

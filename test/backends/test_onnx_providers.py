@@ -6,7 +6,6 @@ session of the CPU's provider that claims to be the other. GPU twin: test/gpu/ba
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import re
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from torch import nn
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.onnx_providers import (
     PROVIDERS,
     Choice,
@@ -31,9 +29,9 @@ from multi_dnn_ros.backends.onnx_providers import (
     forms,
     parse,
 )
-from multi_dnn_ros.backends.onnxruntime_backend import SPEC, OnnxRuntime
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu, bound_stages
-from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
+from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.serving.choices import automatic_providers, choose_backend
@@ -101,13 +99,6 @@ def agrees(stages: Any) -> bool:
     with torch.inference_mode():
         check_agreement(run_stages(stages, image), network()(*image), 1e-4)
     return True
-
-
-def test_the_table_is_in_the_order_of_preference_and_covers_the_precisions_of_the_backend() -> None:
-    assert [*PROVIDERS] == ["tensorrt", "cuda", "openvino", "cpu"]
-    for device, precisions in SPEC.precisions.items():
-        of_all = [each.precisions for each in PROVIDERS.values() if device in each.device_types]
-        assert set(precisions) == {name for names in of_all for name in names}
 
 
 @pytest.mark.parametrize("text", ["tensorrt", "cuda", "cpu", "openvino", "openvino:gpu", "openvino:gpu.1"])
@@ -208,26 +199,6 @@ def test_options_come_from_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "user_compute_stream" not in PROVIDERS["cuda"].options(SessionRequest(GPU))
 
 
-def test_sessions_for_another_provider_get_operators_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operators that ONNX Runtime makes for this CPU, such as blocked convolutions, are unknown to other providers."""
-    Installed(monkeypatch, "openvino", loads=("openvino",))
-    seen: list[Any] = []
-    create = SessionStage.__init__
-
-    def noted(self: SessionStage, part: Any, *rest: Any) -> None:
-        seen.append(part.model)
-        create(self, part, *rest)
-
-    monkeypatch.setattr(SessionStage, "__init__", noted)
-    domains = {}
-    for name in ("cpu", "openvino"):
-        seen.clear()
-        prepare(name, jobs=3)
-        domains[name] = {node.domain for model in seen if model for node in model.graph.node}
-    assert domains["openvino"] == {""}
-    assert domains["cpu"] > {""}
-
-
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_bound_memory_gives_the_results_of_eager(jobs: int) -> None:
     """The stage that a GPU uses, with sessions of the CPU's provider."""
@@ -259,12 +230,6 @@ def test_without_a_provider_a_gpu_runs_pytorch(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_on_a_gpu_sessions_are_captured() -> None:
-    backend = choose_backend("onnxruntime", GPU)
-    assert isinstance(backend, CudaGraph)
-    assert isinstance(backend._kernels, OnnxRuntimeOnGpu)
-
-
 def test_compiled_networks_are_found_again_but_not_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
 
@@ -284,35 +249,3 @@ def test_compiled_networks_are_found_again_but_not_on_another_machine(monkeypatc
     elsewhere = folder()
     assert elsewhere is not None
     assert elsewhere != first
-
-
-def test_a_second_process_waits_while_a_provider_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its files are not written atomically."""
-    Installed(monkeypatch, "openvino", loads=("openvino",))
-    locked: list[bool] = []
-    make = onnxruntime.InferenceSession
-
-    def session(*arguments: Any, **rest: Any) -> Any:
-        for path in (tmp_path / "locks").glob("onnx_providers-*"):
-            with path.open("w") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    locked.append(True)
-        return make(*arguments, **rest)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    assert agrees(make_sessions(export(network(), IMAGE), choice=parse("openvino"), dnn="lane"))
-    assert locked == [True]
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.COMPILED._folder", tmp_path / "file" / "below")
-    installed = Installed(monkeypatch, "openvino", loads=("openvino",))
-    ready = make_sessions(export(network(), IMAGE), choice=parse("openvino"), dnn="lane")
-    assert agrees(ready)
-    assert "cache_dir" not in installed.calls[0]["OpenVINOExecutionProvider"]
-    assert "compiled networks of lane are not cached" in caplog.text

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import gc
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torchvision
@@ -165,27 +162,6 @@ def test_macs_and_parameters_of_a_graph() -> None:
     assert graph.parameters == 4 * 27 + 4 * 2
 
 
-def test_two_dnns_in_two_workers_each_get_their_own_results() -> None:
-    chains = [(seeded(kind), make_sessions(network(kind).model, 3)) for kind in (Residual, Detector)]
-    failures: list[BaseException] = []
-
-    def run(module: nn.Module, stages: Sequence[Any]) -> None:
-        try:
-            for seed in range(20):
-                image = noise(seed=seed)
-                right, *_ = run_network(module, image)
-                np.testing.assert_allclose(through(stages, image)[0], right.numpy(), rtol=1e-3, atol=1e-4)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=chain) for chain in chains * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
 def test_results_are_not_overwritten_by_the_next_frame() -> None:
     """A DNN's thread may decode the results of one frame while a worker runs the next."""
     stages = make_sessions(network(Residual).model, 2)
@@ -209,38 +185,6 @@ def test_stages_whole_network_and_batches_share_weights() -> None:
         np.testing.assert_allclose(
             results[row : row + 1], through(alone, images[row : row + 1])[0], rtol=1e-3, atol=1e-5
         )
-
-
-def test_sessions_share_the_memory_of_their_activations() -> None:
-    """Two DNNs, each with four jobs and the whole network; one session runs at a time."""
-    wide = nn.Sequential(*(nn.Conv2d(3 if index == 0 else 16, 16, 1) for index in range(4))).eval()
-    layer_bytes = 16 * 512 * 512 * 4
-    found = export_network(wide, (torch.zeros(1, 3, 512, 512),))
-    gc.collect()
-    before = psutil.Process().memory_info().rss
-    chains = [make_sessions(found.model, 4) for _ in range(2)]
-    for stages in chains:
-        for chain in (stages, [stages[0].single_launch]):
-            through(chain, np.zeros((1, 3, 512, 512), np.float32))
-    gc.collect()
-    held = psutil.Process().memory_info().rss - before
-    # With separate memory, each of the ten sessions holds two layers or more. With shared memory, all hold about six
-    # layers; memory that the process has freed before and not returned adds to that.
-    assert held < 16 * layer_bytes
-
-
-def test_sessions_with_one_thread_per_operation_start_none() -> None:
-    """They compute in the worker that calls them, however many jobs and DNNs there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        make_sessions(network(Residual).model, 2)  # ONNX Runtime starts one with the first session of a process
-        running = psutil.Process().num_threads()
-        kept = [make_sessions(network(kind).model, 3) for kind in (Residual, Detector)]
-        assert psutil.Process().num_threads() == running
-    finally:
-        torch.set_num_threads(before)
-    assert all(len(stages) == 3 for stages in kept)
 
 
 def test_after_an_error_a_session_runs_the_next_frame() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 import pytest
@@ -16,7 +15,6 @@ from multi_dnn_ros.backends.precision import (
     PRECISIONS,
     InPrecision,
     cast_stage,
-    float32_products,
 )
 from multi_dnn_ros.backends.registry import allowed_precisions
 from multi_dnn_ros.models.cut import GraphStage, cut_module
@@ -134,27 +132,6 @@ def test_dtypes_in_the_graph_are_cast_and_views_of_channels_last_tensors_work() 
     weight = next(p for p in cast.parameters() if p.ndim == 4)
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert next(p for p in stage.parameters() if p.ndim == 4).is_contiguous()
-
-
-def tf32_settings() -> tuple:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    newer = tuple(getattr(module, "fp32_precision", None) for module in (matmul, cudnn.conv, cudnn.rnn))
-    return matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision(), newer
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_set_for_a_block_only(tf32: bool) -> None:
-    """The flags exist without a GPU; their effect is tested in test/gpu."""
-    before = tf32_settings()
-    with float32_products(tf32):
-        assert tf32_settings()[:2] == (tf32, tf32)
-        assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if tf32 else "none")
-    assert tf32_settings() == before
-    with contextlib.suppress(KeyError), float32_products(tf32):
-        raise KeyError
-    assert tf32_settings() == before
-    with float32_products(None):
-        assert tf32_settings() == before
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ class _TwoCameras:
     def stop_cameras(self) -> None:
         self.cameras.clear()
 
-    def settle(self, limit_s: float) -> None:
-        assert not self.cameras
+    def settle(self, limit_s: float) -> bool:
+        return not self.cameras
 
     def spin(self, seconds: float) -> None:
         self.reported_s += seconds

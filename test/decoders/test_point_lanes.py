@@ -1,4 +1,4 @@
-"""UFLDv2, CLRNet, LSTR: the lines are those of the networks' original code (support/reference_lanes.py) or formula."""
+"""UFLDv2, CLRNet, LSTR: the lines are those of the networks' original code (reference_lanes.py) or formula."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from multi_dnn_ros.benchmark.board.report import ros2_benchmark_metrics
 from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.observation import cpu_cores
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, move_to, time_bar
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
 from multi_dnn_ros.common.errors import CommandError, UsageError, summarize_error
 from multi_dnn_ros.common.processes import interrupts
 from multi_dnn_ros.common.reporting import distribution
@@ -61,16 +61,18 @@ Trial = dict[str, Any]
 
 
 def measure_board(
-    plan: BoardPlan, folder: Path, save: Callable[[dict[str, Any]], None], say: Callable[[str], None] = tqdm.write
-) -> dict[str, Any]:
+    plan: BoardPlan, folder: Path, save: Callable[[dict[str, Any]], None], progress: Callable[[int, int, str], None],
+    say: Callable[[str], None] = tqdm.write,
+) -> dict[str, Any]:  # fmt: skip
     """Find the highest rate of each mix; returns the figures by mix. folder: for logs.
 
-    save: called with the figures so far after each trial. A mix that fails has `error` instead of a highest rate.
-    KeyboardInterrupt is raised after the figures have been saved.
+    save: called with the figures so far after each trial. progress: called with seconds, of how many, and the mix. A
+    mix that fails has `error` instead of a highest rate. KeyboardInterrupt is raised after the figures have been saved.
     """
     mixes: dict[str, dict[str, Any]] = {}
-    end_s = time.monotonic() + 60.0 * plan.minutes
-    with interrupts(), time_bar(60.0 * plan.minutes, "starting") as bar:
+    length_s = 60.0 * plan.minutes
+    end_s = time.monotonic() + length_s
+    with interrupts():
         for number, (name, config) in enumerate(plan.configs.items()):
             dnns = {dnn: settings.model for dnn, settings in config.dnns.items()}
             mix: dict[str, Any] = {"dnns": dnns, "device": "", "highest_hz": None, "failing_hz": None, "trials": [],
@@ -79,8 +81,7 @@ def measure_board(
 
             def done(found: Trial, name: str = name, mix: Any = mix) -> None:
                 mix["trials"].append(found)
-                bar.set_description(name)
-                move_to(bar, 60.0 * plan.minutes - (end_s - time.monotonic()))
+                progress(round(length_s - max(0.0, end_s - time.monotonic())), round(length_s), name)
                 served = "served" if found["passed"] else "not served"
                 say(f"{name}: {found['rate_hz']:.4g} Hz: {found['results_hz']:.1f} results/s, "
                     f"{found['drop_share']:.1%} missing in {found['frames']:.0f} frames: {served}")  # fmt: skip
@@ -154,7 +155,8 @@ def run_trial(rig: Rig, rate_hz: float, seconds: float) -> Trial:
     rig.spin(seconds)
     trial = _figures(rig, rate_hz, begin, _read(rig))
     rig.stop_cameras()
-    rig.settle(_SETTLE_LIMIT_S)
+    if not rig.settle(_SETTLE_LIMIT_S):
+        raise CommandError(f"the node still has frames in progress {_SETTLE_LIMIT_S:g} s after the last one was sent")
     return trial
 
 

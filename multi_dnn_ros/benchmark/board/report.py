@@ -13,7 +13,6 @@ from rclpy.utilities import get_rmw_implementation_identifier
 from multi_dnn_ros.benchmark.observation import Floats
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import table, write_json
-from multi_dnn_ros.demo.report import counts_text
 from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.profiling.layer_profile import write_figure
 from multi_dnn_ros.ros.board import text_of
@@ -45,9 +44,7 @@ def board_table(mixes: Mapping[str, Mapping[str, Any]], max_rate_hz: float) -> s
         if any(each is not None for each in values):
             rows.append([heading, *("-" if each is None else three_digits(each) for each in values)])
     if measured:
-        rows.append(
-            ["missing results", *(f"{it['drop_share']:.1%} ({counts_text(it['dropped'])})" for it in measured.values())]
-        )
+        rows.append(["missing results", *(f"{it['drop_share']:.1%}" for it in measured.values())])
     lines = [table(["figure", *measured], rows)] if measured else []
     for name, mix in mixes.items():
         trial = mix["at_highest"]
@@ -60,6 +57,7 @@ def board_table(mixes: Mapping[str, Mapping[str, Any]], max_rate_hz: float) -> s
         else:
             if trial["rate_hz"] >= max_rate_hz:
                 lines.append(f"{name}: {max_rate_hz:g} Hz is the highest rate that was tried; --max-rate raises it")
+            lines += [f"{name}: {count} results are missing: {reason}" for reason, count in trial["dropped"].items()]
             lines += [f"{name}: {part} was throttled: {reason}" for part, reason in trial["throttled"].items()]
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,22 +96,19 @@ def measure_branches(
 def _stages(network: BranchNetwork, device: torch.device) -> dict[str, Any]:
     """The captured network by condition. Raises ValueError if it cannot be captured."""
     stages: dict[str, Stage] = {}
+    show = partial(tqdm.write, file=sys.stderr)  # compiling takes minutes
     for backend, prefix in (("cuda_graph", ""), ("inductor", "inductor, ")):
         for count in (1, *STREAMS):
             name = prefix + (SERIAL if count == 1 else f"{count} streams")
             # A copy, because preparing moves the weights, which graphs captured earlier still read.
             jobs = cut_module(copy.deepcopy(network.module), network.inputs, 1, fold_batch_norm=True)
             chosen = choose_backend(
-                backend, device, _PRECISION, dnn=f"{network.name}, {name}", progress=_show, branches=count
+                backend, device, _PRECISION, dnn=f"{network.name}, {name}", progress=show, branches=count
             )
             (stages[name],) = chosen.prepare(jobs, network.inputs, device)
             if not isinstance(stages[name], StaticStage):
                 raise ValueError(f"{network.name}, {name}: it cannot be captured; the log has the reason")
     return stages
-
-
-def _show(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)  # compiling takes minutes
 
 
 # -- the networks

@@ -14,8 +14,6 @@ import torch
 
 from multi_dnn_ros.benchmark.paper.dnns import Prepared, Work, own_stream, prepare_dnns
 from multi_dnn_ros.benchmark.paper.loops import bare_launch, make_task, running_engine
-from multi_dnn_ros.common.reporting import table
-from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.serving.choices import default_workers
 
 ALONE, BARE = "alone", "bare loop"
@@ -104,17 +102,13 @@ def _bare_loop(work: Work, dnns: Sequence[Prepared], device: torch.device, secon
         return sum(threads.map(loop, [dnns[number::count] for number in range(count)])) / seconds
 
 
-def important_table(found: Sequence[dict[str, Any]]) -> str:
+def important_rows(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per important DNN and policy: latency, also over that alone, and background frames, also over fifo's."""
     rows = []
     for each in found:
-        summary = each["summary"]
-        for name, it in summary.items():
-            hz, p99 = it["background_hz"], it.get("p99_ms")
-            times = ["-"] * 3
-            if p99 is not None:
-                times = [three_digits(it["p50_ms"]), three_digits(p99), f"{p99 / summary[ALONE]['p99_ms']:.2f}"]
-            rows.append(
-                [each["important"], name, *times, three_digits(hz), f"{hz / summary['fifo']['background_hz']:.3f}"]
-            )
-    return table(["important", "", "p50, ms", "p99, ms", "/ alone", "background frames/s", "/ fifo"], rows)
+        alone, fifo = each["summary"][ALONE], each["summary"]["fifo"]
+        for policy, it in each["summary"].items():
+            over = {"over_alone": it["p99_ms"] / alone["p99_ms"]} if "p99_ms" in it else {}
+            over["background_over_fifo"] = it["background_hz"] / fifo["background_hz"]
+            rows.append({"important": each["important"], "policy": policy, **it, **over})
+    return rows

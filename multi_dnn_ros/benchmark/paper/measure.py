@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -14,13 +16,16 @@ import torch
 
 from multi_dnn_ros.benchmark.paper.dnns import Work, make_loop
 from multi_dnn_ros.benchmark.paper.loops import Window
-from multi_dnn_ros.benchmark.paper.processes import receive, start_process
 from multi_dnn_ros.benchmark.paper.sets import BASELINE, Condition, DnnSet
+from multi_dnn_ros.common.errors import CommandError, summarize_error
+from multi_dnn_ros.common.processes import end_with_parent
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.resources import cpu_count
 from multi_dnn_ros.serving.choices import default_workers
 from multi_dnn_ros.serving.process_settings import freeze_heap, short_switch_interval
 
+#: A forked process cannot use CUDA.
+_CONTEXT = multiprocessing.get_context("spawn")
 _PREPARE_LIMIT_S, _ANSWER_LIMIT_S = 900.0, 120.0
 #: Time between the request to run and the window, so that every process has received it and is warm.
 _RUN_IN_S = 0.2
@@ -150,3 +155,38 @@ def _serve(work: Work, connection: Connection) -> None:
             tallies = loop(window)
         times = [[ns / 1e6 for ns in tally.latencies_ns] for tally in tallies]
         connection.send(list(zip(names, times, strict=True)))
+
+
+def start_process(stack: ExitStack, target: Callable[..., None], *arguments: Any) -> Connection:
+    """Start a process that calls `target` with `arguments` and its end of the connection. stack: kills it."""
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_run, args=(target, *arguments, theirs), daemon=True)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # new processes ignore Ctrl-C: this one ends them
+    process.start()
+    signal.signal(signal.SIGINT, handler)
+    theirs.close()
+    stack.callback(process.join)
+    stack.callback(process.kill)
+    return ours
+
+
+def receive(connection: Connection, timeout_s: float, name: str) -> Any:
+    """The next answer of a process. Raises CommandError if it has failed or ended, or does not answer."""
+    try:
+        if not connection.poll(timeout_s):
+            raise CommandError(f"{name} did not answer in {timeout_s:g} s")
+        answer = connection.recv()
+    except (EOFError, OSError):
+        raise CommandError(f"{name} has ended by itself") from None
+    if isinstance(answer, CommandError):
+        raise CommandError(f"{name}: {answer}")
+    return answer
+
+
+def _run(target: Callable[..., None], *arguments: Any) -> None:
+    end_with_parent()
+    try:
+        target(*arguments)
+    except Exception as error:
+        arguments[-1].send(CommandError(f"{type(error).__name__}: {summarize_error(error)}"))
+        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -17,12 +17,9 @@ import psutil
 
 from multi_dnn_ros.benchmark.board.search import RateSearch
 from multi_dnn_ros.benchmark.paper.branches import SIZES
-from multi_dnn_ros.benchmark.paper.clock_cameras import PICTURES, Phase, Report, make_pictures
-from multi_dnn_ros.benchmark.paper.peers import Peer, run_peer
-from multi_dnn_ros.benchmark.paper.processes import receive, start_process
+from multi_dnn_ros.benchmark.paper.measure import receive, start_process
+from multi_dnn_ros.benchmark.paper.peers import PICTURES, Peer, Phase, Report, make_pictures, run_peer
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.reporting import table
-from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.settings.schema import NodeConfig
 
 CAMERAS = tuple(f"camera{number}" for number in range(3))
@@ -80,8 +77,8 @@ def compare_with_peers(
                     part: {key: statistics.median(run[part][key] for run in runs) for key in runs[0][part]}
                     for part in runs[0]
                 }
+            say(f"run {number + 1} of {repeats}")
             save(figures)
-            say(f"run {number + 1} of {repeats}\n{peers_table(figures)}")
     return figures
 
 
@@ -202,14 +199,3 @@ def _measure(trial: Trial, seconds: float) -> dict[str, dict[str, float]]:
         if search.best_hz == rate_hz:
             best = found
     return {"at_rate": at_rate, "saturated": best}
-
-
-def peers_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """Medians over the runs so far, a row per side and rate."""
-    names = ("rate_hz", "results_hz", "missing", "p50_ms", "p99_ms", "cpu_cores")
-    rows = [
-        [side, *(three_digits(it["summary"][part][name]) for name in names)]
-        for part in ("saturated", "at_rate")
-        for side, it in figures.items()
-    ]
-    return table(["", "Hz per camera", "results/s", "missing", "p50, ms", "p99, ms", "CPU cores"], rows)

@@ -1,4 +1,4 @@
-"""The paper's tables and figures from the results: Table 1, Fig. 5 and 6, and the branch table."""
+"""The paper's figures from the results: Fig. 5 and 6, and one of the branches."""
 
 from __future__ import annotations
 
@@ -7,44 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.common.reporting import table
-from multi_dnn_ros.planning.fit import three_digits
 from multi_dnn_ros.profiling.layer_profile import write_figure
-
-
-def sets_table(sets: Mapping[str, Mapping[str, Any]]) -> str:
-    """A table per set: time of one inference while all run, by condition, compared with the baseline."""
-    lines = []
-    for name, results in sets.items():
-        networks = list(dict.fromkeys(results["dnns"]))
-        rows = [
-            [
-                condition,
-                three_digits(it["mean_ms"]),
-                "-" if it["of_baseline"] is None else f"{it['of_baseline']:.3f}",
-                f"{it['inferences_per_s']:.0f}",
-                f"{(it['memory_bytes'] or 0) / 2**20:.0f}",
-                *(f"{three_digits(it['ms'][net]['p50'])} ({three_digits(it['ms'][net]['p99'])})" for net in networks),
-            ]
-            for condition, it in results["summary"].items()
-        ]
-        header = ["condition", "ms", "of the baseline", "inferences/s", "memory MiB"]
-        lines += [f"{name}:", table([*header, *(f"{network}: p50 (p99)" for network in networks)], rows)]
-    return "\n".join(lines)
-
-
-def branches_table(networks: Sequence[Mapping[str, Any]]) -> str:
-    """Time of each condition, and in brackets relative to serial execution."""
-    conditions = list(dict.fromkeys(name for each in networks for name in each["over_serial"]))
-    rows = []
-    for each in networks:
-        cells = [
-            f"{three_digits(each['ms'][name]['p50'])} ({each['over_serial'][name]:.2f})" if name in each["over_serial"]
-            else "-"
-            for name in conditions
-        ]  # fmt: skip
-        rows.append([each["network"], three_digits(each["ms"]["serial"]["p50"]), *cells])
-    return table(["network", "serial, ms", *(f"{name}, ms (/ serial)" for name in conditions)], rows)
 
 
 def plot_sets(sets: Mapping[str, Mapping[str, Any]], path: Path) -> None:

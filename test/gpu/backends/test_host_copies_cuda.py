@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 
 from multi_dnn_ros.backends.cuda_driver import HostCopies, enqueue_on
@@ -25,6 +29,18 @@ def test_a_copy_has_the_values_of_the_stream_and_the_memory_is_pinned_and_used_a
         addresses.add(copied.data_ptr())
         del copied
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("kept", [lambda copied: copied[1:], lambda copied: copied.view(torch.int32).numpy()[1:]])
+def test_memory_of_a_result_is_not_overwritten(kept: Callable[[torch.Tensor], Any]) -> None:
+    copies = HostCopies()
+    result = kept(copies.start(torch.ones(8, dtype=torch.uint8, device=GPU)))
+    torch.cuda.synchronize(GPU)
+    before = result.sum()
+    gc.collect()
+    copies.start(torch.zeros(8, dtype=torch.uint8, device=GPU))
+    torch.cuda.synchronize(GPU)
+    assert result.sum() == before
 
 
 def test_a_thread_that_has_not_used_cuda_before_can_enqueue() -> None:
