@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.host import threads
 from multi_dnn_ros.backends.machine_cache import Key, MachineCache
 from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.reporting import cpu_model
@@ -53,9 +54,8 @@ class Provider:
     name, key: its name here and in ONNX Runtime. device_types: types of PyTorch's devices where inputs and outputs may
     be. precisions: values of `dnn.<dnn>.precision` that it supports. options: returns its options for a request.
     fallbacks: names of the providers for operators that it lacks; the CPU's is always the last. targets: its own
-    devices that can be named. standard_operators: whether it needs operators of the ONNX standard; False: it also reads
-    those that ONNX Runtime has for this CPU. optimize: whether ONNX Runtime optimizes the session for it. compiles:
-    whether it compiles the network, so that the result is cached.
+    devices that can be named. optimize: whether ONNX Runtime optimizes the session for it. compiles: whether it
+    compiles the network, so that the result is cached.
     """
 
     name: str
@@ -65,7 +65,6 @@ class Provider:
     options: Callable[[SessionRequest], dict[str, str]]
     fallbacks: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    standard_operators: bool = True
     optimize: bool = True
     compiles: bool = False
 
@@ -110,10 +109,6 @@ def _openvino_options(request: SessionRequest) -> dict[str, str]:
     return options
 
 
-def _no_options(request: SessionRequest) -> dict[str, str]:
-    return {}
-
-
 #: In the order of preference.
 PROVIDERS: Mapping[str, Provider] = {
     provider.name: provider
@@ -129,9 +124,7 @@ PROVIDERS: Mapping[str, Provider] = {
             "openvino", "OpenVINOExecutionProvider", ("cpu",), ("auto", "fp32"), _openvino_options,
             targets=("cpu", "gpu", "npu"), optimize=False, compiles=True
         ),
-        Provider(
-            "cpu", "CPUExecutionProvider", ("cpu",), ("auto", "fp32", "int8"), _no_options, standard_operators=False
-        ),
+        Provider("cpu", "CPUExecutionProvider", ("cpu",), ("auto", "fp32", "int8"), lambda request: {}),
     )
 }  # fmt: skip
 CPU = PROVIDERS["cpu"]
@@ -201,27 +194,28 @@ def first_working(
     dnn: str,
     make: Callable[[Choice], Made],
     *,
-    log_last: bool,
-) -> tuple[Made | None, list[str]]:
+    required: bool,
+) -> Made | None:
     """What `make` returns for the first provider of :func:`candidates` for which it does not raise; None if there is
-    none. Also returns the reasons why other providers are not used.
+    none.
 
-    Each reason is logged as a warning. log_last: whether that includes the last provider's; False: the caller logs it.
-    Out of memory is raised.
+    The reason why another provider is not used is logged as a warning. required: raise ProviderError with the reasons
+    instead of returning None. Out of memory is raised.
     """
     choices, reasons = candidates(wanted, device, precision)
     for reason in reasons:
         log.warning("%s: %s", dnn, reason)
     for choice in choices:
         try:
-            return make(choice), reasons
+            return make(choice)
         except Exception as error:  # whatever a provider raises, the next one may work
             if is_out_of_memory(error):
                 raise
-            reasons = [*reasons, f"{choice.text}: {summarize_error(error)}"]
-            if log_last or choice is not choices[-1]:
-                log.warning("%s does not run on %s", dnn, reasons[-1])
-    return None, reasons
+            reasons.append(f"{choice.text}: {summarize_error(error)}")
+            log.warning("%s does not run on %s", dnn, reasons[-1])
+    if required:
+        raise ProviderError(f"{dnn} cannot run on {', '.join(wanted)}: {'; '.join(reasons)}")
+    return None
 
 
 def candidates(wanted: Sequence[str], device: torch.device, precision: str) -> tuple[list[Choice], list[str]]:
@@ -250,21 +244,33 @@ def candidates(wanted: Sequence[str], device: torch.device, precision: str) -> t
     return found, reasons
 
 
-def make_session(model: Any, options: Any, choice: Choice, request: SessionRequest, dnn: str) -> Any:
-    """A session of `choice`. model: onnx.ModelProto, or the path of a file. dnn: its name, for messages.
+def provider_session(
+    model: Any, choice: Choice, device: torch.device, *, dnn: str, precision: str = "auto", stream: int = 0
+) -> Any:
+    """A session for an onnx.ModelProto in standard operators; what the provider compiles is cached.
 
-    Raises ProviderError if ONNX Runtime leaves the provider out, and what ONNX Runtime raises.
+    device, precision, stream: see SessionRequest. dnn: its name, for messages. Raises ProviderError if ONNX Runtime
+    leaves the provider out, and what ONNX Runtime raises.
     """
+    request = SessionRequest(device, precision, threads(), stream, choice.target)
+    folder = compiled_folder(model, choice, request, dnn)
+    # Providers do not write their files atomically: of two identical GPUs that are configured at the same time, one
+    # compiles, and the other waits and reads the result.
+    with COMPILED.locked(folder.name) if folder is not None else contextlib.nullcontext():
+        return _session(model, choice, replace(request, cache=folder), dnn)
+
+
+def _session(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Any:
     import onnxruntime
 
-    chain = [choice.provider, *(PROVIDERS[name] for name in choice.provider.fallbacks)]
+    chain = [choice.provider, *(PROVIDERS[name] for name in (*choice.provider.fallbacks, "cpu"))]
     listed = [(each.key, each.options(request)) for each in chain]
-    if choice.provider is not CPU:
-        listed.append((CPU.key, {}))
-    content = model if isinstance(model, str) else model.SerializeToString()
     onnxruntime.set_default_logger_severity(4)  # a provider that is left out is reported by our own message
     try:
-        session = onnxruntime.InferenceSession(content, options, providers=listed, enable_fallback=0)
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), session_options(optimize=choice.provider.optimize), providers=listed,
+            enable_fallback=0,
+        )  # fmt: skip
     finally:
         onnxruntime.set_default_logger_severity(2)
     if choice.provider.key not in session.get_providers():
@@ -274,6 +280,19 @@ def make_session(model: Any, options: Any, choice: Choice, request: SessionReque
             "for it is missing"
         )
     return session
+
+
+def session_options(*, optimize: bool) -> Any:
+    """Options of a session with the threads of this process."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
 
 
 def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_stream
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_working
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.models.onnx_cut import Part
+from multi_dnn_ros.backends.onnx_providers import Choice, first_working, provider_session
+from multi_dnn_ros.backends.registry import BackendRequest
+from multi_dnn_ros.models.onnx_cut import OptimizedGraph, Part
+from multi_dnn_ros.models.onnx_export import export
+from multi_dnn_ros.models.onnx_graph import ValueType
 
 log = logging.getLogger(__name__)
 
@@ -29,28 +34,13 @@ _WARM_UP_CALLS = 2
 class OnnxRuntimeOnGpu:
     """Runs each stage as a session; the execution providers are tried in turn. To be captured by CudaGraph.
 
-    A DNN that no provider runs stays with PyTorch, with a warning. tolerance: largest error of the results, relative to
-    their scale. dnn: its name, for the log. precision: value of the parameter; stages are cast before. single_launch:
-    the first stage's `single_launch` is the whole DNN as one session. providers: parameter `dnn.<dnn>.providers`.
-    required: see BackendRequest.
+    A DNN that no provider runs stays with PyTorch, with a warning. The stages of the request are cast before. With its
+    `single_launch` that of the first stage is the whole DNN as one session.
     """
 
-    def __init__(
-        self,
-        tolerance: float = 1e-2,
-        dnn: str = "",
-        *,
-        precision: str = "auto",
-        single_launch: bool = True,
-        providers: Sequence[str] = (),
-        required: bool = False,
-    ) -> None:
-        self._tolerance = tolerance
-        self._dnn = dnn or "the DNN"
-        self._precision = precision
-        self._single_launch = single_launch
-        self._providers = tuple(providers)
-        self._required = required
+    def __init__(self, request: BackendRequest) -> None:
+        self._request = request
+        self._dnn = request.dnn or "the DNN"
 
     def prepare(
         self,
@@ -63,32 +53,29 @@ class OnnxRuntimeOnGpu:
 
         Sessions compute on the stream of `shared`. Raises ProviderError if the providers are required and none works.
         """
-        shared = shared or Shared()
+        request, shared = self._request, shared or Shared()
         if shared.stream is None and device.type == "cuda":
             shared.stream = capture_stream(device)
         eager = Eager().prepare(stages, inputs, device)
+        number = 0 if shared.stream is None else shared.stream.cuda_stream
 
         def make(choice: Choice) -> tuple[Stage, ...]:
-            from multi_dnn_ros.backends.onnxruntime_sessions import provider_session
-
             def session(model: Any) -> Any:
-                stream = 0 if shared.stream is None else shared.stream.cuda_stream
-                return provider_session(model, choice, device, dnn=self._dnn, precision=self._precision, stream=stream)
+                return provider_session(
+                    model, choice, device, dnn=self._dnn, precision=request.precision, stream=number
+                )
 
             return bound_stages(
-                eager, inputs, device, session, self._tolerance,
-                stream=shared.stream, single_launch=self._single_launch,
+                eager, inputs, device, session, request.tolerance, stream=shared.stream,
+                single_launch=request.single_launch,
             )  # fmt: skip
 
-        ready, failures = first_working(self._providers, device, self._precision, self._dnn, make, log_last=True)
-        if ready is not None:
-            return ready
-        if self._required:
-            raise ProviderError(f"{self._dnn} cannot run on {', '.join(self._providers)}: {'; '.join(failures)}")
-        log.warning(
-            "%s runs as PyTorch on %s, because no execution provider of ONNX Runtime runs it", self._dnn, device
-        )
-        return eager
+        ready = first_working(request.providers, device, request.precision, self._dnn, make, required=request.required)
+        if ready is None:
+            log.warning(
+                "%s runs as PyTorch on %s, because no execution provider of ONNX Runtime runs it", self._dnn, device
+            )
+        return eager if ready is None else ready
 
 
 def bound_stages(
@@ -107,8 +94,6 @@ def bound_stages(
     of the sessions; None on a CPU. Raises ExportError, ValueError for results that differ, and what ONNX Runtime
     raises.
     """
-    from multi_dnn_ros.models.onnx_cut import OptimizedGraph
-    from multi_dnn_ros.models.onnx_export import export
 
     def bound(stage: nn.Module, carried: Tensors) -> BoundStage:
         graph = OptimizedGraph(export(stage, carried, carried=True), standard_operators=True)
@@ -140,8 +125,6 @@ class BoundStage:
     """
 
     def __init__(self, part: Part, device: torch.device, make_session: Any, stream: Any = None) -> None:
-        from onnx import numpy_helper
-
         self.single_launch: BoundStage | None = None
         self._device, self._stream = device, stream
         self._input_names, self._output_names = part.takes, part.gives
@@ -153,8 +136,6 @@ class BoundStage:
         self._session_inputs: frozenset[str] = frozenset()
         self._session_outputs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         if part.model is not None:
-            import onnxruntime
-
             self._session = make_session(part.model)
             self._session_inputs = frozenset(value.name for value in self._session.get_inputs())
             self._session_outputs = {value.name: _form(value) for value in self._session.get_outputs()}
@@ -189,8 +170,6 @@ class BoundStage:
 
     def _binding(self, name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
         """Arguments of bind_input and bind_output."""
-        import numpy as np
-
         element = np.dtype(str(tensor.dtype).removeprefix("torch."))
         return (
             name, self._device.type, self._device.index or 0, element.type, tuple(tensor.shape), tensor.data_ptr(),
@@ -199,11 +178,6 @@ class BoundStage:
 
 def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and type of an output of a session. ValueError unless the shape is fixed; TypeError if PyTorch lacks it."""
-    import numpy as np
-    import onnx
-
-    from multi_dnn_ros.models.onnx_graph import ValueType
-
     known = ValueType(value.type, tuple(axis if isinstance(axis, int) else 0 for axis in value.shape))
     if known.shape is None:
         raise ValueError(f"result {value.name} is {value.type} {value.shape}, without a fixed shape")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,14 +13,10 @@ import onnxruntime
 
 from multi_dnn_ros.backends import Shared
 from multi_dnn_ros.backends.host import CPU as HOST
-from multi_dnn_ros.backends.host import threads
-from multi_dnn_ros.backends.onnx_providers import COMPILED, CPU, Choice, SessionRequest, compiled_folder, make_session
+from multi_dnn_ros.backends.onnx_providers import CPU, Choice, provider_session, session_options
 from multi_dnn_ros.backends.thread_priority import call_at_kept_priority
 from multi_dnn_ros.models.onnx_cut import OptimizedGraph, Part
 from multi_dnn_ros.models.onnx_graph import memory_file
-
-if TYPE_CHECKING:
-    import torch
 
 #: Weights of at least this size are stored outside the sessions, which can then share them.
 _MIN_SHARED_BYTES = 1024
@@ -50,7 +45,7 @@ def make_sessions(
     the DNN's name, for messages. Raises ProviderError, and what ONNX Runtime raises.
     """
     shared = shared or Shared()
-    graph = OptimizedGraph(model, standard_operators=choice.provider.standard_operators)
+    graph = OptimizedGraph(model, standard_operators=choice.provider is not CPU)
     ready = [SessionStage(part, shared, choice, dnn) for part in graph.parts(jobs, costs_s, limit_s)]
     if single_launch and len(ready) > 1:
         ready[0].single_launch = SessionStage(graph.whole(), shared, choice, dnn)
@@ -92,55 +87,21 @@ class SessionStage:
 
     def __call__(self, carried: Sequence[Any]) -> tuple[Any, ...]:
         as_tensors = not isinstance(carried[0], np.ndarray)
-        values = {**self._constants, **dict(zip(self._input_names, map(_array, carried), strict=True))}
+        values = {**self._constants, **dict(zip(self._input_names, map(np.ascontiguousarray, carried), strict=True))}
         if self._session is not None:
             fed = {name: value for name, value in values.items() if name in self._session_inputs}
             values.update(zip(self._session_outputs, self._session.run(self._session_outputs, fed), strict=True))
         results = tuple(values[name] for name in self._output_names)
-        return _tensors(results) if as_tensors else results
+        if as_tensors:
+            import torch
 
-
-def _array(value: Any) -> Any:
-    return np.ascontiguousarray(value if isinstance(value, np.ndarray) else value.numpy())
-
-
-def _tensors(values: Sequence[Any]) -> tuple[Any, ...]:
-    import torch
-
-    return tuple(map(torch.as_tensor, values))
-
-
-def provider_session(
-    model: onnx.ModelProto, choice: Choice, device: torch.device, *, dnn: str, precision: str = "auto", stream: int = 0
-) -> Any:
-    """A session for a model in standard operators; what the provider compiles is cached.
-
-    device, precision, stream: see SessionRequest. Raises ProviderError and what ONNX Runtime raises.
-    """
-    request = SessionRequest(device, precision, threads(), stream, choice.target)
-    options = _session_options(optimize=choice.provider.optimize)
-    folder = compiled_folder(model, choice, request, dnn)
-    if folder is None:
-        return make_session(model, options, choice, request, dnn)
-    # Providers do not write their files atomically: of two identical GPUs that are configured at the same time, one
-    # compiles, and the other waits and reads the result.
-    with COMPILED.locked(folder.name):
-        return make_session(model, options, choice, replace(request, cache=folder), dnn)
-
-
-def _session_options(*, optimize: bool) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return options
+            return tuple(map(torch.as_tensor, results))
+        return results
 
 
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
     """(weights that must stay alive, session) for a model that was optimized for this CPU."""
-    options = _session_options(optimize=False)
+    options = session_options(optimize=False)
     # Idle threads that spin would take the core from another worker. Each session has its own pool for the same reason:
     # the Python API cannot stop the threads of ONNX Runtime's global pool from spinning. With two cores and two threads
     # per operation, the global pool took 0.93 times as long as one pool per session with one worker, 1.10 times with

@@ -15,7 +15,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,49 +42,32 @@ _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _FORMAT = "multi_dnn_ros int8 1"
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Images to calibrate with.
-
-    inputs: returns the DNN's inputs for at least four images of its camera, one image each; called only if the DNN is
-    quantized. progress: called with a line before slow steps.
-    """
-
-    inputs: Callable[[], Sequence[Tensors]]
-    progress: Callable[[str], None] = lambda text: None
-
-    def split(self, rows: int) -> tuple[list[Tensors], list[Tensors]]:
-        """(inputs for calibration, held-out inputs), each repeated to a batch of `rows`.
-
-        ValueError for fewer than four images.
-        """
-        every = [tuple(np.concatenate([each] * (rows // len(each))) for each in inputs) for inputs in self.inputs()]
-        if len(every) < _HELD_OUT:
-            raise ValueError(f"{len(every)} calibration images; required: at least {_HELD_OUT}")
-        return (
-            [inputs for index, inputs in enumerate(every) if index % _HELD_OUT],
-            every[::_HELD_OUT],
-        )
-
-
 def quantized(
-    model: onnx.ModelProto,
-    images: tuple[Sequence[Tensors], Sequence[Tensors]],
-    progress: Callable[[str], None],
-    dnn: str,
+    model: onnx.ModelProto, images: Sequence[Tensors], progress: Callable[[str], None], dnn: str
 ) -> onnx.ModelProto:
     """A graph with int8 layers, compared with float32 on images that were not used for calibration.
 
     If the error with all layers in int8 is too large, the last layers before the outputs stay float32, with a line in
-    the log. images: for calibration and for the comparison. progress: called with a line before slow steps. dnn: its
-    name, for the log. The graph is cached in the user's cache folder by the contents of network and inputs. Raises
-    ValueError if the error is too large even then, and what ONNX Runtime raises.
+    the log. images: the DNN's inputs for at least four images of its camera, one image each. progress: called with a
+    line before slow steps. dnn: its name, for messages. The graph is cached in the user's cache folder by the contents
+    of network and inputs. Raises ValueError if the error is too large even then, and what ONNX Runtime raises.
     """
-    calibrate, compare = images
+    rows = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    every = [tuple(np.concatenate([each] * (rows // len(each))) for each in inputs) for inputs in images]
+    if len(every) < _HELD_OUT:
+        raise ValueError(f"{len(every)} calibration images; required: at least {_HELD_OUT}")
+    compare = every[::_HELD_OUT]
+    calibrate = [inputs for index, inputs in enumerate(every) if index % _HELD_OUT]
     expected = _outputs(model, compare)
 
     def made(*, heads: bool) -> onnx.ModelProto:
-        found = _quantized(model, calibrate, progress, heads)
+        """heads: quantize the last layers with weights before an output, too."""
+        path = cache_folder() / "int8" / f"{_key(model, calibrate, heads)}.onnx"
+        found: onnx.ModelProto | None = read_kept(path)
+        if found is None:
+            progress(f"{dnn}: calibrating int8 on {len(calibrate)} images; the result is kept in {path.parent}")
+            found = _quantize(model, calibrate, heads)
+            keep(path, found)
         check_quantized(_outputs(found, compare), expected)
         return found
 
@@ -100,19 +82,6 @@ def _outputs(model: onnx.ModelProto, images: Sequence[Tensors]) -> list[Tensors]
     session = quiet_session(model)
     names = [value.name for value in session.get_inputs()]
     return [tuple(session.run(None, dict(zip(names, image, strict=True)))) for image in images]
-
-
-def _quantized(
-    model: onnx.ModelProto, inputs: Sequence[Tensors], progress: Callable[[str], None], heads: bool
-) -> onnx.ModelProto:
-    """heads: quantize the last layers with weights before an output, too."""
-    path = cache_folder() / "int8" / f"{_key(model, inputs, heads)}.onnx"
-    found: onnx.ModelProto | None = read_kept(path)
-    if found is None:
-        progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
-        found = _quantize(model, inputs, heads)
-        keep(path, found)
-    return found
 
 
 def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from multi_dnn_ros.models.decomposed import FORMAT as FORMAT
 from multi_dnn_ros.models.decomposed import Description as Description
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import source_of
+from multi_dnn_ros.models.trace import quiet
 from multi_dnn_ros.models.weights import non_finite_tensor
 
 _EXTRA = "multi_dnn_ros.json"
@@ -88,7 +88,7 @@ def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor], header: M
 def read_description(path: Path) -> Description | None:
     """The description stored in the file; None for a .safetensors or .pt2 file that is not an artifact.
 
-    Raises ModelError for a damaged file. Check a .pt2 file with exported_archive.check_archive first.
+    Raises ModelError for a damaged file. Check a .pt2 file with weights.check_archive first.
     """
     where = _EXTRA if path.suffix == ".pt2" else "header"
     text = _pt2_text(path) if path.suffix == ".pt2" else _safetensors_text(path)
@@ -149,8 +149,7 @@ def _exported(module: nn.Module, description: Description) -> torch.export.Expor
     width, height = description.input_size
     try:
         where = next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # warnings about the exporter's internals
+        with quiet(), torch.no_grad():
             return torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
     except Exception as error:
         raise ModelError(f"{description.model} cannot be exported: {summarize_error(error)}") from None

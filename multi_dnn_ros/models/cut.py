@@ -9,17 +9,8 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.models.operations import bytes_of, counter, is_view
-from multi_dnn_ros.models.partition import SLACK, partition
+from multi_dnn_ros.models.partition import BYTES_PER_S, KNOWN_SLACK, SLACK, estimated_s, partition
 from multi_dnn_ros.models.trace import is_selection, is_write, tensor_of, trace
-
-# Rates of a nominal machine, to estimate the time of an operation from its arithmetic, its memory traffic and a fixed
-# cost. For balance only their ratios matter. If the caller passes measured times as `costs`, only _BYTES_PER_S is used,
-# for the cost of a cut.
-_FLOPS_PER_S = 100e9
-_BYTES_PER_S = 10e9
-_OPERATION_S = 5e-6
-#: Allowed imbalance with known times. With estimated times it is larger, which permits cuts that carry fewer bytes.
-_KNOWN_SLACK = 0.03
 
 Tensors = tuple[torch.Tensor, ...]
 #: Seconds of one operation of the traced graph. Measured times may be looked up by the name of the fx.Node, which is
@@ -114,7 +105,7 @@ def cut_graph(
     layers = _layers(graph_module, costs or _estimate(graph_module))
     if not layers:
         return [_stage(graph_module, [], _inputs(graph_module), _results(graph_module))]
-    slack = SLACK if costs is None else _KNOWN_SLACK
+    slack = SLACK if costs is None else KNOWN_SLACK
     costs_s, cut_costs_s = [layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers]
     starts = partition(costs_s, cut_costs_s, stages, slack, limit_s)
     result = []
@@ -157,7 +148,7 @@ def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
             layers[-1].nodes.append(node)
             layers[-1].cost_s += costs(node)
         else:
-            carry_s = sum(bytes_of(tensor_of(carried)) for carried in live) / _BYTES_PER_S
+            carry_s = sum(bytes_of(tensor_of(carried)) for carried in live) / BYTES_PER_S
             # A cut before an element-wise operation prevents its fusion with the preceding operation.
             cut_cost_s = carry_s * (2.0 if _is_elementwise(node) else 1.0)
             layers.append(_Layer([node], costs(node), list(live), cut_cost_s))
@@ -202,15 +193,11 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _estimate(graph_module: fx.GraphModule) -> NodeCost:
-    """A function that returns the seconds of a node on the nominal machine: the larger of its times for arithmetic and
-    memory traffic, plus a fixed cost; 0 for a selection.
-    """
+    """A function that returns the estimated seconds of a node; 0 for a selection."""
     describe = counter(graph_module)
 
     def seconds(node: fx.Node) -> float:
-        if is_selection(node):
-            return 0.0
-        work = describe(node)
-        return max(2.0 * work.macs / _FLOPS_PER_S, work.moved / _BYTES_PER_S) + _OPERATION_S
+        work = None if is_selection(node) else describe(node)
+        return estimated_s(work.macs, work.moved) if work is not None else 0.0
 
     return seconds

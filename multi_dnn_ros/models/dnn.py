@@ -35,8 +35,7 @@ class Source:
     other size is possible. description: the description stored in an artifact. classes: number of classes; 0: unknown.
     outputs: shapes of the outputs according to the file, 0 for a free axis; None: unknown. score_threshold: the
     threshold, 0..1, that parameter score_threshold 0 stands for; None: the model has no threshold of its own.
-    output_names: names of its outputs in order, according to the file; empty: unknown. original: name of the model from
-    which it was decomposed; empty: none.
+    output_names: names of its outputs in order, according to the file; empty: unknown.
     """
 
     module: Any
@@ -51,7 +50,6 @@ class Source:
     outputs: tuple[tuple[int, ...], ...] | None = None
     score_threshold: float | None = None
     output_names: tuple[str, ...] = ()
-    original: str = ""
 
     @property
     def runnable(self) -> Any:

@@ -53,12 +53,6 @@ def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
     return names
 
 
-def suggestion(classes: int) -> str:
-    """The end of a message that suggests the set with this number of classes; empty: there is none."""
-    found = [key for key, names in LABEL_SETS.items() if len(names) == classes]
-    return f"; for the classes of COCO: labels: [{found[0]}]" if found else ""
-
-
 def assumed_labels(classes: int) -> tuple[str, ...]:
     """Parameter `labels` for a model without class names: the set with this number of classes, else numbered names."""
     fitting = [key for key, names in LABEL_SETS.items() if len(names) == classes]

@@ -12,7 +12,7 @@ from multi_dnn_ros.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.models.decoder_choice import choose_decoder, input_size, run_on_zeros
 from multi_dnn_ros.models.dnn import Dnn, Output, Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.label_names import configured_labels, suggestion
+from multi_dnn_ros.models.label_names import LABEL_SETS, configured_labels
 from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.flat_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.forms import PRESETS
@@ -166,9 +166,8 @@ def _labels(result: Result, decoder: DecoderSpec | None, classes: int) -> tuple[
         labels = decoder.default_labels
     elif decoder is not None:
         count = f"each of its {classes} classes" if classes else "each class"
-        raise ModelError(
-            f"{where}.labels is []; {config.model} needs a name for {count}, or a file{suggestion(classes)}"
-        )
+        known = ", ".join(f"[{key}] for {len(names)} classes of COCO" for key, names in LABEL_SETS.items())
+        raise ModelError(f"{where}.labels is []; {config.model} needs a name for {count}, a file, or {known}")
     if decoder is not None:
         try:
             getattr(decoder.factory, "check_labels", Decoder.check_labels)(labels, config.keep)

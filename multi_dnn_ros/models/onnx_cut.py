@@ -6,6 +6,7 @@ and the whole have the same reordered weights, so that they can share them.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -21,17 +22,10 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.models.onnx_graph import ValueType, names_read, optimized, quiet_options, quiet_session, value_types
-from multi_dnn_ros.models.partition import SLACK, partition
+from multi_dnn_ros.models.partition import BYTES_PER_S, KNOWN_SLACK, SLACK, estimated_s, partition
 
-# Rates of a nominal machine, to estimate the time of a node from its products, its memory traffic and a fixed cost. For
-# balance only their ratios matter.
-_FLOPS_PER_S = 100e9
-_BYTES_PER_S = 10e9
-_NODE_S = 5e-6
 #: Cost of carrying a value that is not a tensor over a cut.
 _OTHER_S = 1.0
-#: Allowed imbalance with measured times. With estimates it is larger, which permits cuts that carry fewer bytes.
-_KNOWN_SLACK = 0.03
 #: Number of times that each node is measured.
 _ROUNDS = 7
 
@@ -110,7 +104,7 @@ class OptimizedGraph:
         starts = [0]
         if jobs > 1:
             cut_costs = [self._carried_s(self._carried(begin)) for begin in range(len(self.nodes))]
-            starts = partition(costs, cut_costs, jobs, _KNOWN_SLACK if known else SLACK, limit_s)
+            starts = partition(costs, cut_costs, jobs, KNOWN_SLACK if known else SLACK, limit_s)
         rows = [self._inputs, *(self._carried(begin) for begin in starts[1:]), self._outputs]
         ends = [*starts[1:], len(self.nodes)]
         return [
@@ -138,7 +132,7 @@ class OptimizedGraph:
         return tuple(name for name, (made, last) in self._uses.items() if made < begin <= last)
 
     def _carried_s(self, names: Sequence[str]) -> float:
-        return sum(_bytes(self._values[name]) / _BYTES_PER_S if self._values[name].is_tensor else _OTHER_S
+        return sum(_bytes(self._values[name]) / BYTES_PER_S if self._values[name].is_tensor else _OTHER_S
                    for name in names)  # fmt: skip
 
     def _part(self, nodes: Sequence[Any], gives: Sequence[str]) -> Any:
@@ -166,7 +160,7 @@ def node_times_ms(graph: OptimizedGraph) -> list[float]:
     """Median milliseconds of each node, measured by ONNX Runtime's profiler on one image of noise."""
     import onnxruntime
 
-    model = onnx_copy(graph.model)
+    model = copy.deepcopy(graph.model)
     for number, node in enumerate(model.graph.node):
         node.name = f"node_{number}"
     options = quiet_options()
@@ -190,15 +184,6 @@ def node_times_ms(graph: OptimizedGraph) -> list[float]:
     ]
 
 
-def onnx_copy(model: Any) -> Any:
-    """A copy of an onnx.ModelProto."""
-    import onnx
-
-    copied = onnx.ModelProto()
-    copied.CopyFrom(model)
-    return copied
-
-
 def _bytes(value: ValueType) -> int:
     return math.prod(value.shape or (0,)) * value.item_bytes if value.is_tensor else 0
 
@@ -206,8 +191,7 @@ def _bytes(value: ValueType) -> int:
 def _estimated_s(node: Any, values: Mapping[str, ValueType], constants: Mapping[str, Any]) -> float:
     moved = sum(_bytes(values[name]) for name in (*node.input, *node.output) if name in values)
     moved += sum(4 * math.prod(constants[name].dims) for name in node.input if name in constants)
-    arithmetic_s = 2.0 * _macs(node, values, constants) / _FLOPS_PER_S
-    return float(max(arithmetic_s, moved / _BYTES_PER_S) + _NODE_S)
+    return estimated_s(_macs(node, values, constants), moved)
 
 
 def _macs(node: Any, values: Mapping[str, ValueType], constants: Mapping[str, Any]) -> int:

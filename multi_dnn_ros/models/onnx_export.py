@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 
 import onnx
@@ -17,6 +15,7 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.models.errors import ExportError
 from multi_dnn_ros.models.onnx_graph import memory_file, quiet_session
 from multi_dnn_ros.models.onnx_network import first_difference
+from multi_dnn_ros.models.trace import quiet
 
 #: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17
@@ -115,14 +114,10 @@ def _register_operations() -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress deprecation warnings, progress, and the dump of a rejected graph (thousands of lines on stdout)."""
-    logger = logging.getLogger("torch.onnx")
-    level, dump = logger.level, torch._C._jit_onnx_log
+    dump = torch._C._jit_onnx_log
     try:
-        logger.setLevel(logging.ERROR)
         torch._C._jit_onnx_log = lambda *texts: None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet("torch.onnx"):
             yield
     finally:
         torch._C._jit_onnx_log = dump
-        logger.setLevel(level)

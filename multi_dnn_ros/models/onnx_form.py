@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Key of the metadata in the file that holds the fields of the Source, as JSON. Another format has another key.
 _KEY = "multi_dnn_ros network 1"
-_FIELDS = ("size", "decoder", "labels", "preprocess", "fixed_size", "classes", "score_threshold", "original")
+_FIELDS = ("size", "decoder", "labels", "preprocess", "fixed_size", "classes", "score_threshold")
 
 
 def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
@@ -68,12 +68,10 @@ def onnx_form(source: ModelSource, request: ModelRequest) -> Source:
 def _described(model: Any, source: ModelSource, request: ModelRequest, path: Path | None) -> Source:
     """The Source that `_describe` wrote into the graph."""
     (text,) = (entry.value for entry in model.metadata_props if entry.key == _KEY)
-    fields = json.loads(text)
-    size = fields.pop("size")
-    preprocess = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in fields.pop("preprocess").items()
-    }
-    detector = _head(fields.pop("detector")) if "detector" in fields else None
+    stated = json.loads(text)
+    fields = {name: _as_tuple(stated[name]) for name in _FIELDS}
+    fields["preprocess"] = {key: _as_tuple(value) for key, value in stated["preprocess"].items()}
+    detector = _head(stated["detector"]) if "detector" in stated else None
     shapes = tuple(tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim) for value in model.graph.output)
     load = replace(request, onnx=False)
 
@@ -95,9 +93,6 @@ def _described(model: Any, source: ModelSource, request: ModelRequest, path: Pat
 
     return Source(
         OnnxNetwork(model, for_images, lambda: source.load(load).network),
-        size=tuple(size) if size else None,
-        preprocess=preprocess,
-        labels=tuple(fields.pop("labels")),
         detector=detector,
         outputs=shapes if detector is None and all(shape and all(shape) for shape in shapes) else None,
         **fields,
@@ -117,8 +112,12 @@ def _describe(model: Any, source: Source, size: tuple[int, int]) -> None:
     helper.set_model_props(model, {_KEY: json.dumps(fields)})
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _head(fields: dict[str, Any]) -> AnchorHead:
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    fields = {name: _as_tuple(value) for name, value in fields.items()}
     anchors = np.frombuffer(base64.b64decode(fields.pop("anchors")), "<f4").reshape(-1, 4)
     return AnchorHead(anchors=anchors, shapes=tuple(map(tuple, fields.pop("shapes"))), **fields)
 
@@ -149,7 +148,10 @@ def _kept_path(source: ModelSource, request: ModelRequest) -> Path | None:
     digest = hashlib.sha256(json.dumps([_KEY, *facts]).encode())
     for file in (*([request.name] if is_file else ()), *([config.weights] if source.takes_weights else ())):
         if not path_problem(file, "file"):
-            digest.update(Path(file).expanduser().read_bytes())
+            try:
+                digest.update(Path(file).expanduser().read_bytes())
+            except OSError:  # reported by the source
+                return None
     return cache_folder() / "onnx" / f"{digest.hexdigest()[:32]}-1.onnx"
 
 

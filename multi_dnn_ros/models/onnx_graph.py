@@ -8,6 +8,7 @@ ones. Values whose shape depends on the content of the image are reported.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -97,8 +98,7 @@ def value_types(model: Any) -> dict[str, ValueType]:
     import onnx
     import onnxruntime
 
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
+    probe = copy.deepcopy(model)
     known = {value.name for value in model.graph.output}
     written = dict.fromkeys(name for node in model.graph.node for name in node.output if name and name not in known)
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in written)
@@ -119,11 +119,17 @@ def node_name(node: Any) -> str:
 
 def names_read(node: Any) -> list[str]:
     """Names of the values that a node reads, those of its subgraphs included."""
-    names = [name for name in node.input if name]
+    inner = [name for graph in subgraphs(node) for each in graph.node for name in each.input]
+    return [name for name in (*node.input, *inner) if name]
+
+
+def subgraphs(node: Any) -> Iterator[Any]:
+    """All graphs inside a node, such as the branches of an If, and those inside their nodes."""
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            names += [name for inner in graph.node for name in names_read(inner)]
-    return names
+            yield graph
+            for each in graph.node:
+                yield from subgraphs(each)
 
 
 def quiet_options() -> Any:

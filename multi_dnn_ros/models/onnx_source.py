@@ -12,6 +12,7 @@ from multi_dnn_ros.common.errors import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.onnx_graph import subgraphs
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.onnx_network import OnnxNetwork
 from multi_dnn_ros.models.registry import ModelRequest
@@ -93,20 +94,16 @@ def declared(path: Path) -> dict[str, Any]:
         shape = shape_text(tuple(axis.dim_value for axis in tensor.shape.dim)) if tensor.HasField("shape") else "?"
         return f"{value.name} {shape} {onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)}"
 
-    def operators(graph: Any) -> Counter[str]:
-        found = Counter(f"{node.domain}.{node.op_type}".strip(".") for node in graph.node)
-        for attribute in (each for node in graph.node for each in node.attribute):
-            for inner in (attribute.g, *attribute.graphs):
-                found += operators(inner)
-        return found
-
     def read() -> dict[str, Any]:
         model = onnx.load(path, load_external_data=False)
+        nodes = [node for graph in (model.graph, *(inner for node in model.graph.node for inner in subgraphs(node)))
+                 for node in graph.node]  # fmt: skip
+        operators = Counter(f"{node.domain}.{node.op_type}".strip(".") for node in nodes)
         constants = {tensor.name for tensor in model.graph.initializer}
         return {
             "producer": f"{model.producer_name} {model.producer_version}".strip(),
             "opsets": {entry.domain: entry.version for entry in model.opset_import},
-            "operators": dict(operators(model.graph).most_common()),
+            "operators": dict(operators.most_common()),
             "inputs": [text(value) for value in model.graph.input if value.name not in constants],
             "outputs": [text(value) for value in model.graph.output],
         }

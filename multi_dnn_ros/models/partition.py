@@ -6,8 +6,19 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-#: Allowed excess of the costliest run over the optimum, in exchange for cheaper cuts.
-SLACK = 0.10
+#: Allowed excess of the costliest run over the optimum, in exchange for cheaper cuts: with estimated and with measured
+#: times.
+SLACK, KNOWN_SLACK = 0.10, 0.03
+# Rates of a nominal machine, to estimate the time of an operation from its arithmetic, its memory traffic and a fixed
+# cost. For balance only their ratios matter.
+_FLOPS_PER_S = 100e9
+BYTES_PER_S = 10e9
+_OPERATION_S = 5e-6
+
+
+def estimated_s(macs: int, moved_bytes: float) -> float:
+    """Estimated seconds of an operation on a nominal machine."""
+    return max(2.0 * macs / _FLOPS_PER_S, moved_bytes / BYTES_PER_S) + _OPERATION_S
 
 
 def partition(

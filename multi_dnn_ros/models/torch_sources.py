@@ -19,13 +19,10 @@ from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.exported_archive import check_archive
 from multi_dnn_ros.models.registry import BUILTIN, MODEL_SOURCES, ModelRequest, source_of
-from multi_dnn_ros.models.weights import check_stored, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.models.weights import check_archive, check_stored, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
-#: Maximum side of an input image, pixels; the same as for the parameters input_width and input_height.
-_MAX_SIDE = 8192
 #: Their arguments are (input, probability, whether in training).
 _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default, torch.ops.aten.feature_dropout.default)
 
@@ -97,7 +94,6 @@ def rebuilt_source(request: ModelRequest) -> Source:
         size=description.input_size,
         labels=description.labels or source.labels,
         description=description,
-        original=description.model if description.plan else "",
     )
 
 
@@ -135,7 +131,6 @@ def exported_source(request: ModelRequest) -> Source:
     return Source(
         module, size, description.decoder, description.labels, {**description.preprocess}, fixed_size=size is not None,
         description=description, classes=len(description.labels),
-        original=description.model if description.plan else "",
     )  # fmt: skip
 
 
@@ -159,8 +154,4 @@ def _image_size(path: Path, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (3, 0) or shapes[0][0] not in (1, 0):
         raise ModelError(f"{path}: takes inputs of shapes {list(shapes)}; allowed: one image (1, 3, height, width)")
     _, _, height, width = shapes[0]
-    if not height or not width:
-        return None
-    if max(width, height) > _MAX_SIDE:
-        raise ModelError(f"{path}: takes images of {width} x {height}; allowed: at most {_MAX_SIDE} x {_MAX_SIDE}")
-    return width, height
+    return (width, height) if width and height else None

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import summarize_error
 
-log = logging.getLogger(__name__)
-
 aten = torch.ops.aten
 #: Loggers whose warnings concern torch's internals, which users cannot change.
 _LOGGERS = ("torch.export", "torch.fx.experimental.symbolic_shapes")
@@ -30,6 +27,21 @@ _LOGGERS = ("torch.export", "torch.fx.experimental.symbolic_shapes")
 
 class TraceError(ValueError):
     """The DNN cannot be traced into a graph; the message names the cause."""
+
+
+@contextlib.contextmanager
+def quiet(*loggers: str) -> Iterator[None]:
+    """Suppress warnings about torch's internals, which users cannot change, and those of `loggers`."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, loggers)}
+    try:
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def trace(
@@ -67,24 +79,14 @@ def import_export() -> None:
 
 
 def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    printed = io.StringIO()
     try:
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
         # For some errors torch.export prints the graph traced so far.
-        with contextlib.redirect_stderr(printed), warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # as the warnings of _LOGGERS
+        with contextlib.redirect_stderr(io.StringIO()), quiet(*_LOGGERS), torch.no_grad():
             program = torch.export.export(module, example_inputs, strict=False)
             # Without decompositions: functionalize, but keep convolution, batch norm and linear as single operations.
             graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
-        log.debug("torch.export cannot trace %s; it printed: %s", type(module).__name__, printed.getvalue())
         raise TraceError(f"torch.export cannot trace {type(module).__name__}: {summarize_error(error)}") from error
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-    sys.stderr.write(printed.getvalue())
     assert isinstance(graph_module, fx.GraphModule)
     return graph_module
 

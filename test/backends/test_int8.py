@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from multi_dnn_ros.backends import Tensors, cpu_features
 from multi_dnn_ros.backends.cpu_features import has_int8_products
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
-from multi_dnn_ros.backends.quantization import Calibration, check_quantized
+from multi_dnn_ros.backends.quantization import check_quantized
+from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.serving.build import build
@@ -89,8 +91,9 @@ def pictures(count: int = 16) -> list[Tensors]:
 
 
 def int8(module: nn.Module, jobs: int = 1, progress: list[str] | None = None) -> tuple[SessionStage, ...]:
-    calibration = Calibration(pictures, progress.append if progress is not None else lambda text: None)
-    backend = OnnxRuntime(dnn="lane", calibration=calibration)
+    report = progress.append if progress is not None else lambda text: None
+    request = BackendRequest(CPU, 1e-2, dnn="lane", precision="int8", calibration=pictures, progress=report)
+    backend = OnnxRuntime(replace(request, single_launch=True))
     return backend.prepare_graph(export(module, IMAGE), jobs)  # type: ignore[return-value]
 
 
@@ -126,7 +129,7 @@ def test_int8_uses_integer_operators_and_is_close_to_float32(jobs: int) -> None:
 def test_the_model_is_read_from_the_cache_unless_the_weights_changed(cache: Path) -> None:
     lines: list[str] = []
     first = int8(seeded(Residual), progress=lines)
-    assert lines == [f"calibrating int8 on 12 images; the result is kept in {cache}"]
+    assert lines == [f"lane: calibrating int8 on 12 images; the result is kept in {cache}"]
     again = int8(seeded(Residual), progress=lines)
     assert len(lines) == len(list(cache.iterdir())) == 1
     assert torch.equal(run(first, pictures(1)[0])[0], run(again, pictures(1)[0])[0])

@@ -32,6 +32,7 @@ from multi_dnn_ros.backends.onnx_providers import (
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu, bound_stages
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
+from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.models.cut import cut_module
 from multi_dnn_ros.models.onnx_export import export
 from multi_dnn_ros.serving.choices import automatic_providers, choose_backend
@@ -91,7 +92,8 @@ class Installed:
 
 
 def prepare(*providers: str, jobs: int = 2, **options: Any) -> Any:
-    return OnnxRuntime(dnn="lane", providers=providers, **options).prepare_graph(export(network(), IMAGE), jobs)
+    request = BackendRequest(CPU, 1e-2, dnn="lane", providers=providers, single_launch=True, **options)
+    return OnnxRuntime(request).prepare_graph(export(network(), IMAGE), jobs)
 
 
 def agrees(stages: Any) -> bool:
@@ -220,8 +222,9 @@ def _on_cpu(model: Any) -> Any:
 
 def test_without_a_provider_a_gpu_runs_pytorch(caplog: pytest.LogCaptureFixture) -> None:
     stages = cut_module(network(), IMAGE, 2)
+    request = BackendRequest(CPU, 1e-2, dnn="lane", providers=("tensorrt", "cuda"))
     with caplog.at_level(logging.WARNING):
-        ready = OnnxRuntimeOnGpu(dnn="lane", providers=("tensorrt", "cuda")).prepare(stages, IMAGE, CPU)
+        ready = OnnxRuntimeOnGpu(request).prepare(stages, IMAGE, CPU)
     assert agrees(ready)
     assert [record.message for record in caplog.records if record.name.startswith("multi_dnn_ros")] == [
         "lane: execution provider tensorrt is not used: it computes on cuda; the device is cpu",

@@ -11,11 +11,14 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from multi_dnn_ros.common.extensions import DECODERS, names
 from multi_dnn_ros.decoders.base import DEFAULT_SCORE_THRESHOLD
+from multi_dnn_ros.decoders.registry import DECODERS as REGISTRY
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
+from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.models.load import load_dnn, results_of
+from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 BUILDER = "ssdlite320_mobilenet_v3_large"
@@ -51,13 +54,10 @@ def test_a_builtin_has_its_own_score_threshold() -> None:
         assert decoder.score_threshold == 0.3
         decoder.score_threshold = 0.0  # as the parameter may be set while the node runs
         assert decoder.score_threshold == own, model
+    other = config(model=f"torchvision:{BUILDER}", weights="random")
+    assert load_dnn("object", other).decoder.score_threshold == DEFAULT_SCORE_THRESHOLD
     chosen = config(role="object", model="builtin:object", score_threshold=0.25)
     assert load_dnn("object", chosen).decoder.score_threshold == 0.25
-
-
-def test_another_model_has_the_default_score_threshold() -> None:
-    dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random"))
-    assert dnn.decoder.score_threshold == DEFAULT_SCORE_THRESHOLD == 0.4
 
 
 def test_exported_program(tmp_path: Path) -> None:
@@ -163,3 +163,20 @@ def test_outputs_that_do_not_fit_the_decoder_are_an_error_when_loading(tmp_path:
     torch.export.save(program, file)
     with pytest.raises(ModelError, match=r"flat\.pt2: outputs of shapes \(1, 192\), but decoder yolo"):
         load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
+
+
+def labels_of(decoder: str, *, of_dnn: list[str], of_output: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Parameter `labels` of a result, and the names that the model has for it."""
+    output = OutputConfig(decoder=decoder, labels=of_output)
+    config = DnnConfig(role="network", model="net.onnx", labels=of_dnn, outputs={"one": output})
+    part = results_of(Source(nn.Identity(), (64, 32), "", ("a", "b")), "road", config)["one"]
+    return list(part.config.labels), part.source.labels
+
+
+@pytest.mark.parametrize("decoder", names(DECODERS))
+def test_only_lines_and_areas_have_the_names_of_their_decoder(decoder: str) -> None:
+    spec = REGISTRY.get(decoder)
+    own = list(spec.default_labels) if spec.result_kind in ("lanes", "drivable_area") else []
+    assert labels_of(decoder, of_dnn=["car"], of_output=[])[0] == (own or ["car"])
+    assert labels_of(decoder, of_dnn=[], of_output=[]) == (own, () if own else ("a", "b"))
+    assert labels_of(decoder, of_dnn=["car"], of_output=["bus"]) == (["bus"], ())

@@ -14,14 +14,12 @@ import pytest
 import torch
 from onnx import numpy_helper
 from safetensors.numpy import load_file
-from small_disk import small_disk
 from torch import nn
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.backends.onnxruntime_sessions import make_sessions
-from multi_dnn_ros.models import onnx_form, onnx_graph
+from multi_dnn_ros.models import onnx_form
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
-from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_network import OnnxNetwork, run_network
 from multi_dnn_ros.models.registry import BUILTIN
@@ -153,13 +151,6 @@ def test_batches_of_built_in_networks_are_made_from_the_shipped_form(cache: Path
     assert not cache.exists()  # nothing that outlives an update of the package
 
 
-def test_a_form_says_the_same_when_it_is_made_and_when_it_is_read(cache: Path, tmp_path: Path) -> None:
-    file = exported(tmp_path / "net.pt2", 1.0)
-    made, read = (replace(load_source("x", config(file), onnx=True), module=None) for _ in range(2))
-    assert made == read
-    assert made.outputs == ((1, 7, 96),)
-
-
 WITHOUT_PYTORCH = """
 import sys
 class Missing:
@@ -194,34 +185,3 @@ def test_without_pytorch(values: dict[str, Any], said: str) -> None:
         [sys.executable, "-c", WITHOUT_PYTORCH % values], capture_output=True, text=True, check=True, timeout=120
     )
     assert said in done.stdout
-
-
-def test_a_batch_that_must_be_exported_names_the_missing_pytorch() -> None:
-    load_dnn("x", config(**SEGMENTATION), onnx=True)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYTORCH % {**SEGMENTATION, "max_batch": 2}], capture_output=True, text=True,
-        check=True, timeout=120,
-    )  # fmt: skip
-    assert "multi_dnn_ros[torch]" in done.stdout
-    assert "one image at a time" not in done.stdout
-
-
-def test_weights_of_an_unknown_user_are_named() -> None:
-    values: dict[str, Any] = {"weights": "~nobody_here/x.pth", "labels": ["a"]}
-    with pytest.raises(ModelError, match="nobody_here"):
-        load_dnn("x", config("torchvision:fcos_resnet50_fpn", **values), onnx=True)
-
-
-def test_a_full_disk_keeps_nothing_and_serves(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def keep_on_small_disk(*arguments: Any) -> None:
-        with small_disk(200):  # only here: exporting writes to files in memory
-            onnx_graph.keep(*arguments)
-
-    monkeypatch.setattr(onnx_form, "keep", keep_on_small_disk)
-    file = exported(tmp_path / "net.pt2", 1.0)
-    dnn = load_dnn("x", config(file, labels=["a", "b", "c"], decoder="yolo"), onnx=True)
-    assert isinstance(dnn.module, OnnxNetwork)
-    assert "cannot be written" in caplog.text
-    assert not list(cache.iterdir())

@@ -234,25 +234,6 @@ def test_external_data_is_read_from_the_models_folder(tmp_path: Path) -> None:
     assert source.outputs == ((1, 6, 20),)
 
 
-def test_a_branch_that_the_size_decides_is_taken(tmp_path: Path) -> None:
-    then = helper.make_graph(
-        [helper.make_node("Relu", ["image"], ["t"])], "then", [], [helper.make_empty_tensor_value_info("t")]
-    )
-    other = helper.make_graph(
-        [helper.make_node("Neg", ["image"], ["e"])], "else", [], [helper.make_empty_tensor_value_info("e")]
-    )
-    nodes = [
-        helper.make_node("Shape", ["image"], ["s"]),
-        helper.make_node("Gather", ["s", "two"], ["height"]),
-        helper.make_node("Equal", ["height", "eight"], ["yes"]),
-        helper.make_node("If", ["yes"], ["out"], then_branch=then, else_branch=other),
-    ]
-    constants = {"two": np.array(2, np.int64), "eight": np.array(8, np.int64)}
-    file = written(tmp_path / "if.onnx", model(nodes, ["out"], opset=17, constants=constants))
-    assert_same(file)
-    assert "If" not in {node.op_type for node in prepare(file).model.graph.node}
-
-
 def test_a_branch_in_a_branch_reads_values_of_the_graph(tmp_path: Path) -> None:
     def branch(*nodes: NodeProto) -> GraphProto:
         out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
@@ -303,17 +284,6 @@ def ultralytics(path: Path, **properties: str) -> Path:
     given = {"names": "{0: 'car', 1: 'bus'}", "imgsz": "[8, 10]", "stride": "2", "task": "detect", **properties}
     helper.set_model_props(proto, given)
     return written(path, proto)
-
-
-def test_metadata_of_ultralytics(tmp_path: Path) -> None:
-    dnn = load_dnn("x", DnnConfig(role="object", model=str(ultralytics(tmp_path / "u.onnx")), decoder="yolo"))
-    assert dnn.labels == ("car", "bus")
-    assert (dnn.preprocess.width, dnn.preprocess.height, dnn.preprocess.fit) == (10, 8, "letterbox")
-    own = load_dnn(
-        "x",
-        DnnConfig(role="object", model=str(tmp_path / "u.onnx"), decoder="yolo", labels=["a", "b"], resize="stretch"),
-    )
-    assert (own.labels, own.preprocess.fit) == (("a", "b"), "stretch")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.results import Lanes, Mask
+from multi_dnn_ros.vision.results import Mask
 
 SIZE = (40, 32)  # width, height
 RANDOM = np.random.default_rng(5)
@@ -81,19 +81,6 @@ def test_a_threshold_is_compared_with_the_probability_of_the_file(tmp_path: Path
     np.testing.assert_array_equal(found.class_ids != 255, sure)
 
 
-def test_the_sigmoid_of_one_class_is_left_to_the_decoder(tmp_path: Path) -> None:
-    nodes, constants = head(1, [helper.make_node("Sigmoid", ["map"], ["out"])], name="image")
-    path = written(tmp_path / "lane.onnx", model(nodes, ["out"], opset=17, constants=constants, shape=(1, 3, 32, 40)))
-    assert "Sigmoid" not in operators(path)
-    dnn = load_dnn("lane", DnnConfig(role="lane", model=str(path), score_threshold=0.5))
-    inputs = dnn.inputs(torch.zeros(32, 40, 3, dtype=torch.uint8))
-    (expected,) = by_onnxruntime(path, inputs[0].numpy())
-    with torch.inference_mode():
-        (logits,) = (dnn.module(*inputs),)
-    torch.testing.assert_close(logits.sigmoid().numpy(), expected, rtol=1e-5, atol=1e-5)
-    assert isinstance(dnn.results([logits], (32, 40)), Lanes)
-
-
 @pytest.mark.parametrize(
     ("classes", "node", "opset"),
     [
@@ -109,23 +96,19 @@ def test_other_activations_stay(classes: int, node: NodeProto, opset: int, tmp_p
     assert operators(path).count(node.op_type) == 1
 
 
-def test_a_softmax_over_the_classes_is_removed_from_opset_13_on(tmp_path: Path) -> None:
-    nodes, constants = head(4, [helper.make_node("Softmax", ["map"], ["out"], axis=1)], name="image")
+@pytest.mark.parametrize("half", [False, True])  # converters to float16 may leave inputs and outputs float32
+@pytest.mark.parametrize(("operator", "classes"), [("Softmax", 4), ("Sigmoid", 1)])
+def test_probabilities_of_classes_become_logits(operator: str, classes: int, half: bool, tmp_path: Path) -> None:
+    options = {"axis": 1} if operator == "Softmax" else {}
+    nodes, constants = head(classes, [helper.make_node(operator, ["map"], ["last"], **options)])
+    kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    nodes.insert(0, helper.make_node("Cast", ["image"], ["x"], to=kind))
+    nodes.append(helper.make_node("Cast", ["last"], ["out"], to=TensorProto.FLOAT))
+    constants = {name: value.astype(np.float16 if half else np.float32) for name, value in constants.items()}
     path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 40)))
-    prepared = prepare(path)
-    assert "Softmax" not in operators(path)
-    assert [name for name, _ in prepared.outputs] == ["out"]  # as `raw_outputs` names it
-
-
-def test_the_softmax_of_a_float16_file_is_removed_before_its_last_cast(tmp_path: Path) -> None:
-    """As converters to float16 write it if inputs and outputs stay float32."""
-    nodes, constants = head(4, [helper.make_node("Softmax", ["map"], ["half"], axis=1)], name="x")
-    nodes.insert(0, helper.make_node("Cast", ["image"], ["x"], to=TensorProto.FLOAT16))
-    nodes.append(helper.make_node("Cast", ["half"], ["out"], to=TensorProto.FLOAT))
-    constants = {name: value.astype(np.float16) for name, value in constants.items()}
-    path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 40)))
-    assert "Softmax" not in operators(path)
-    load_source("x", DnnConfig(role="network", model=str(path)))  # compares it with ONNX Runtime
+    assert operator not in operators(path)
+    source = load_source("x", DnnConfig(role="network", model=str(path)))  # compares it with ONNX Runtime
+    assert (source.output_names, source.outputs) == (("out",), ((1, classes, 8, 10),))
 
 
 def test_a_map_that_is_transposed_after_its_softmax_stays_transposed(tmp_path: Path) -> None:
@@ -137,14 +120,3 @@ def test_a_map_that_is_transposed_after_its_softmax_stays_transposed(tmp_path: P
     nodes, constants = head(4, after, name="image")
     path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 32)))
     assert_same(path, RANDOM.random((1, 3, 32, 32), np.float32))
-
-
-def test_a_map_that_fits_both_ways_and_one_out_of_proportion_stay(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Conv", ["image", "w"], ["square"], strides=[4, 4]),  # (1, 8, 8, 8)
-        helper.make_node("Reshape", ["square", "shape"], ["odd"]),
-    ]
-    constants = {"w": RANDOM.normal(0, 1, (8, 3, 4, 4)).astype(np.float32), "shape": np.array([1, 2, 4, 64])}
-    proto = model(nodes, ["square", "odd"], opset=17, constants=constants, shape=(1, 3, 32, 32))
-    source = load_source("x", DnnConfig(role="network", model=str(written(tmp_path / "net.onnx", proto))))
-    assert source.outputs == ((1, 8, 8, 8), (1, 2, 4, 64))

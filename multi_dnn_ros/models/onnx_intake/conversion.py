@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
 import re
 import warnings
 from typing import Any
@@ -21,8 +21,6 @@ from multi_dnn_ros.models.onnx_network import first_difference
 #: Largest difference of an output from ONNX Runtime's, relative to the output's largest value, and the share of values
 #: that may differ by more: where two scores are nearly equal, rounding may exchange their rows.
 _TOLERANCE, _MAX_DIFFERENT = 1e-2, 0.05
-#: Imported on first use, because it needs the optional onnx2torch.
-_CONVERTERS = "multi_dnn_ros.models.onnx_intake.operators"
 _INSTEAD = (
     "on a CPU, ONNX Runtime runs the file as it is; for other uses export it without the operator, or register a "
     "converter with onnx2torch's add_converter"
@@ -36,18 +34,15 @@ def convert(model: Any) -> fx.GraphModule:
     ModelError, which names the operator, also if the size of the image is free and if the outputs for noise differ from
     those of ONNX Runtime.
     """
-    from onnx import ModelProto
-
     shape = [side.dim_value for side in model.graph.input[0].type.tensor_type.shape.dim]
     if not all(shape):
         raise ModelError("leaves the size of its image open; set input_width and input_height, or --size")
-    given, model = model, ModelProto()
-    model.CopyFrom(given)
+    model = copy.deepcopy(model)
     _make_pads_explicit(model)
     with optional("an ONNX file"):
         import onnx2torch
 
-        importlib.import_module(_CONVERTERS)
+        from multi_dnn_ros.models.onnx_intake import operators  # noqa: F401  # adds its converters
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about deviations that the comparison with ONNX Runtime finds
@@ -103,7 +98,7 @@ def _with_plain_names(network: fx.GraphModule) -> fx.GraphModule:
     """Rename modules, in place, so that their names consist of letters, digits and underscores.
 
     onnx2torch names them after ONNX nodes, such as `model.0/conv/Conv`. The names become part of the names of weights
-    in a .pt2 file made from the network, which is refused if they contain other characters (exported_archive.py).
+    in a .pt2 file made from the network, which is refused if they contain other characters (weights.check_archive).
     """
     names = {
         name: f"{re.sub(r'[^a-zA-Z0-9]+', '_', name).strip('_') or 'node'}_{number}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.onnx_graph import StaticGraph, ValueType, names_read, static_graph
+from multi_dnn_ros.models.onnx_graph import StaticGraph, ValueType, names_read, static_graph, subgraphs
 from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
 from multi_dnn_ros.models.onnx_intake.outputs import output_names, output_tensors
 
@@ -145,7 +145,7 @@ def _to_float32(model: Any) -> None:
     from onnx import TensorProto, numpy_helper
 
     half = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
-    for graph in _graphs(model.graph):
+    for graph in (model.graph, *(inner for node in model.graph.node for inner in subgraphs(node))):
         tensors = list(graph.initializer)
         for attribute in (each for node in graph.node for each in node.attribute):
             if attribute.name in ("to", "dtype", "stash_type", "output_dtype") and attribute.i in half:
@@ -159,13 +159,6 @@ def _to_float32(model: Any) -> None:
         for value in (*graph.input, *graph.output):
             if value.type.tensor_type.elem_type in half:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    yield graph
-    for attribute in (each for node in graph.node for each in node.attribute):
-        for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            yield from _graphs(inner)
 
 
 def _rebuild(graph: StaticGraph, tensors: list[tuple[str, bool]], shapes: list[tuple[int, ...]]) -> Any:
