@@ -47,13 +47,12 @@ class Reading:
 class BoardMonitor:
     """Reads the sensors from its creation on, in a thread of its own, because some drivers take milliseconds or block.
 
-    warn: called once if reading fails. root: /sys, or a copy of it.
+    warn: called once if reading fails. root: /sys, or a copy of it. latest: empty at first, and after a failure.
     """
 
     def __init__(self, warn: Callable[[str], object], root: Path = Path("/sys"), period_s: float = 2.0) -> None:
         self._warn, self._root, self._period_s = warn, root, period_s
         self._stop = threading.Event()
-        #: The last reading; empty at first.
         self.latest = Reading()
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
         self._thread.start()
@@ -99,6 +98,7 @@ class BoardMonitor:
                     _read_gpus(nvml, reading)
                 self.latest = reading
         except Exception as error:
+            self.latest = Reading()
             self._warn(f"the sensors of this computer cannot be read; /diagnostics has no status `board`: {error}")
 
 

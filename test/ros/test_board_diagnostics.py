@@ -75,3 +75,17 @@ def test_a_gpu_at_its_power_cap_is_normal_and_a_hot_one_is_not(tmp_path: Path, r
     hot = read(tmp_path, {"Temperature": 88, "CurrentClocksThrottleReasons": 0x44})
     assert hot[1:3] == (WARN, "GPU_0 is throttled: too hot (hardware); GPU_0 has 88 degrees Celsius (limit 90)")
     assert "power (W)" not in read(tmp_path, {"PowerUsage": "GPU is lost"}).values
+
+
+def test_after_the_gpu_was_lost_there_is_no_status_instead_of_old_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, lines = nvml({}), list[str]()
+    monkeypatch.setitem(sys.modules, "pynvml", gpu)
+    monitor = BoardMonitor(lines.append, tmp_path, period_s=0.01)
+    until(lambda: list(monitor.statuses()), "a reading")
+    del gpu.nvmlDeviceGetHandleByIndex  # raises, as the driver does
+    until(lambda: lines, "the warning")
+    assert "no status `board`" in lines[0]
+    assert not list(monitor.statuses())
+    monitor.close(30)
