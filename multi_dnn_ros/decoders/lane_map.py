@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.decoders.base import Decoder, Values, library, logsumexp
-from multi_dnn_ros.decoders.lane_lines import Floats, Lines, Runs, find_runs, group_runs
+from multi_dnn_ros.decoders.lane_lines import Floats, Integers, Lines, Runs, find_runs, group_runs
 from multi_dnn_ros.decoders.layout import EXACT, POSSIBLE, Difference, Layout, Pattern
 from multi_dnn_ros.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -112,16 +112,15 @@ class LaneDecoder(MapDecoder):
         lowest = (found.last_row[:count] + 0.5) * down - 0.5
         bottom_u = c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (source_size[0] - 1 - lowest)
         order = bottom_u.argsort(kind="stable").tolist()
-        numbers = _numbers(runs, found, order)
-        pixels = np.flatnonzero(numbers)
-        number = numbers.reshape(-1)[pixels]
+        pixels, number = _pixels(runs, found, order)
+        numbers = np.zeros((runs.height, runs.width), np.uint8)
+        numbers.reshape(-1)[pixels] = number
         values = np.maximum(logits.reshape(-1)[pixels], -80.0)  # of lower ones, exp() in float32 is infinite
         sums = np.bincount(number, 1.0 / (1.0 + np.exp(-values)), count + 1)
         scores = (sums / np.maximum(np.bincount(number, minlength=count + 1), 1)).tolist()
         lanes = []
         for index, line in enumerate(order, start=1):
-            rows = int(found.first_row[line]), int(found.last_row[line])
-            curve = found.curves[line]
+            rows, curve = (int(found.first_row[line]), int(found.last_row[line])), found.curves[line]
             lanes.append(Lane(index, _points(rows, curve, down, source_size), curve, scores[index]))
         return Lanes(numbers, tuple(lanes), source_size)
 
@@ -177,17 +176,15 @@ def without_padding(values: npt.NDArray[Any], preprocess: Preprocess, source_siz
     return values[top : max(bottom, top + 1), left : max(right, left + 1)]
 
 
-def _numbers(runs: Runs, found: Lines, order: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """(h, w) mask: 1 on the pixels of line order[0], 2 on those of order[1] and so on, otherwise 0."""
+def _pixels(runs: Runs, found: Lines, order: Sequence[int]) -> tuple[Integers, npt.NDArray[np.uint8]]:
+    """The flat indices (N,) of the lines' pixels in the mask, and their numbers (N,): 1 for line order[0] and so on."""
     number_of_line = np.zeros(len(found.curves) + 1, np.uint8)  # the last one is for the runs of no line
     number_of_line[list(order)] = np.arange(1, len(order) + 1)
     number = number_of_line[found.of_run]
-    # Runs do not touch, so no two begin or end at one place. Sums of uint8 wrap around, which is exact here.
-    steps = np.zeros(runs.height * (runs.width + 1), np.uint8)
-    steps[runs.begin] = number
-    steps[runs.end] = -number
-    flat = steps.cumsum(dtype=np.uint8)
-    return np.ascontiguousarray(flat.reshape(runs.height, runs.width + 1)[:, : runs.width])
+    chosen = np.flatnonzero(number)
+    lengths = (runs.end - runs.begin)[chosen]
+    begins = (runs.begin - runs.row)[chosen] + lengths - lengths.cumsum()  # less the number of pixels of earlier runs
+    return begins.repeat(lengths) + np.arange(lengths.sum()), number[chosen].repeat(lengths)
 
 
 def _points(rows: tuple[int, int], curve: Floats, down: float, source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
@@ -202,10 +199,8 @@ def _points(rows: tuple[int, int], curve: Floats, down: float, source_size: tupl
     v = np.linspace(low, high, min(rows[1] - rows[0] + 1, _POINTS))
     u = curve[0] + v * (curve[1] + v * curve[2])
     inside = (u >= 0.0) & (u <= width - 1)
-    if not inside.any():  # the center of a line along the image's edge may be outside everywhere
-        inside[:] = True
-    points: npt.NDArray[np.float32] = np.stack([u.clip(0.0, width - 1), v], axis=1)[inside].astype(np.float32)
-    return points
+    inside |= not inside.any()  # the center of a line along the image's edge may be outside everywhere
+    return np.asarray(np.stack([u.clip(0.0, width - 1), v], axis=1)[inside], np.float32)
 
 
 SPEC = DecoderSpec.of(LaneDecoder, loss="multi_dnn_ros.training.losses:lane_loss")
