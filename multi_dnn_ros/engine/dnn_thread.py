@@ -174,7 +174,7 @@ class DnnThread(threading.Thread):
         try:
             with inference_mode():
                 while (inference := self._next()) is not None:
-                    self._publish_all(inference)
+                    self._publish(inference)
                     del inference  # so that the frames' memory is freed while this thread waits
         except BaseException as error:  # an error in the engine itself, which must be reported as well
             log.exception(
@@ -204,7 +204,7 @@ class DnnThread(threading.Thread):
                 self._taken -= 1
                 return inference
 
-    def _publish_all(self, inference: Inference) -> None:
+    def _publish(self, inference: Inference) -> None:
         """Decode and publish the outputs, or report the drops."""
         for frame, cause in inference.failed.items():
             self._drop_frames([frame], cause)
@@ -213,39 +213,33 @@ class DnnThread(threading.Thread):
             return
         rows, inference.rows = inference.rows, []
         for frame, outputs in zip(inference.remaining, rows, strict=False):  # a batch on a GPU is padded
-            failed: DropCause | None = None
+            reason = DropReason.BAD_OUTPUT
             self._observer.began(self.task.name)
-            begin_ns, output = self._clock(), None
+            begin_ns = self._clock()
+            # Whatever a decoder or a receiver raises, sys.exit() included, the thread must continue.
             try:
-                output = inference.task.decode(outputs, frame.size)
-            except BaseException as error:  # whatever a decoder raises, sys.exit() included, the thread must continue
-                failed = DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}"
-            self._observer.ended(self.task.name)
-            if failed is None:
-                failed = self._publish(inference, frame, output, begin_ns)
-            if failed is not None:
-                self._drop_frames([frame], failed)
-
-    def _publish(self, inference: Inference, frame: Frame, output: object, begin_ns: int) -> DropCause | None:
-        """Pass a result to the receiver; returns why that failed."""
-        end_ns = self._clock()
-        # Positional: keywords take twice as long, and the next inference may be waiting for these results.
-        timing = Timing(
-            frame.received_ns, inference.started_ns, end_ns, inference.pre_ns, inference.queue_ns, inference.compute_ns,
-            end_ns - begin_ns, len(inference.frames), frame.decode_ns,
-        )  # fmt: skip
-        if frame not in self._in_progress:  # dropped by abandon()
-            return None
-        try:
-            self._callbacks.on_result(Result(inference.task.name, frame, output, timing))
-        except BaseException as error:  # a receiver that raises must not end the thread
-            return DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}"
-        with self._lock:
-            if frame in self._in_progress:
-                self._in_progress.discard(frame)
-                self._failures = self._retries = 0
-            self._idle_or_room.notify_all()
-        return None
+                try:
+                    output = inference.task.decode(outputs, frame.size)
+                finally:
+                    self._observer.ended(self.task.name)
+                end_ns = self._clock()
+                # Positional: keywords take twice as long, and the next inference may be waiting for these results.
+                timing = Timing(
+                    frame.received_ns, inference.started_ns, end_ns, inference.pre_ns, inference.queue_ns,
+                    inference.compute_ns, end_ns - begin_ns, len(inference.frames), frame.decode_ns,
+                )  # fmt: skip
+                if frame not in self._in_progress:  # dropped by abandon()
+                    continue
+                reason = DropReason.PUBLISH_ERROR
+                self._callbacks.on_result(Result(inference.task.name, frame, output, timing))
+            except BaseException as error:
+                self._drop_frames([frame], (reason, f"{type(error).__name__}: {error}"))
+                continue
+            with self._lock:
+                if frame in self._in_progress:
+                    self._in_progress.discard(frame)
+                    self._failures = self._retries = 0
+                self._idle_or_room.notify_all()
 
     # -- under the lock
 

@@ -136,10 +136,10 @@ class Stream:
 
     def next_start_ns(self) -> int:
         """When the DNN is expected to be done with the oldest of these frames; 0: it has none, or that is unknown."""
-        handed_ns = next((at for number, at in self.open.items() if number not in self.results), None)
-        if handed_ns is None or not self._services_ns:
-            return 0
-        return max(handed_ns, self._finished_ns) + int(_SERVICE_SHARE * min(self._services_ns))
+        for number, handed_ns in self.open.items():
+            if number not in self.results and self._services_ns:
+                return max(handed_ns, self._finished_ns) + int(_SERVICE_SHARE * min(self._services_ns))
+        return 0
 
     def count_result(self, timing: Timing, now_ns: int, deadline_ns: int | None, window_ns: int) -> None:
         """A result was published. deadline_ns: from arrival; None: no deadline."""

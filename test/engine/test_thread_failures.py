@@ -15,7 +15,7 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
     start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(task("a", jobs=1), task("b", jobs=1), workers=1)
-    monkeypatch.setattr(engine._dnns["a"], "_publish_all", lambda inference: 1 / 0)
+    monkeypatch.setattr(engine._dnns["a"], "_publish", lambda inference: 1 / 0)
     engine.offer(frame(value=1))
     recorder.wait(lambda: recorder.failures and recorder.results)
     (failure,) = recorder.failures
