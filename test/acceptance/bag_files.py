@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 from builtin_interfaces.msg import Time
-from harness import stamp_ns
+from harness import raw_image, stamp_ns
 from mcap.writer import CompressionType
 from mcap.writer import Writer as McapWriter
 from networks import Block, block_boxes, block_image, found_boxes
@@ -35,9 +35,9 @@ _TYPE = "sensor_msgs/msg/Image"
 def image_message(pixels: np.ndarray, number: int) -> Image:
     """The frame of this number, from RGB pixels."""
     seconds, nanoseconds = divmod(FIRST_NS + number * PERIOD_NS, 1_000_000_000)
-    header = Header(stamp=Time(sec=seconds, nanosec=nanoseconds), frame_id="camera")
-    height, width = pixels.shape[:2]
-    return Image(header=header, height=height, width=width, encoding="rgb8", step=3 * width, data=pixels.tobytes())
+    message = raw_image(pixels)
+    message.header = Header(stamp=Time(sec=seconds, nanosec=nanoseconds), frame_id="camera")
+    return message
 
 
 #: What each frame of a drive shows, and the frames with their topic.
@@ -73,21 +73,20 @@ def write_folder(
 
 def write_split(folder: Path, messages: Sequence[tuple[str, Image]], storage: str) -> Path:
     """A folder with two files, as `ros2 bag record --max-bag-size` leaves it."""
-    metadata = write_folder(folder, messages, storage) / "metadata.yaml"
-    whole = yaml.safe_load(metadata.read_text())
-    information = whole["rosbag2_bagfile_information"]
-    (folder / information["relative_file_paths"][0]).unlink()
-    information |= {"relative_file_paths": [], "files": []}
-    for number, part in enumerate((messages[: len(messages) // 2], messages[len(messages) // 2 :])):
-        write_folder(folder / "part", part, storage)
-        one = yaml.safe_load((folder / "part" / "metadata.yaml").read_text())["rosbag2_bagfile_information"]["files"][0]
-        name = f"{folder.name}_{number}{Path(one['path']).suffix}"
-        shutil.move(folder / "part" / one["path"], folder / name)
-        shutil.rmtree(folder / "part")
-        information["relative_file_paths"].append(name)
-        information["files"].append({**one, "path": name})
-    metadata.write_text(yaml.safe_dump(whole))
-    return folder
+    half = len(messages) // 2
+    first, second = (
+        write_folder(folder.with_name(f"{folder.name}_{number}"), part, storage)
+        for number, part in enumerate((messages[:half], messages[half:]))
+    )
+    whole, other = (yaml.safe_load((part / "metadata.yaml").read_text()) for part in (first, second))
+    information, rest = (part["rosbag2_bagfile_information"] for part in (whole, other))
+    for key in ("relative_file_paths", "files", "message_count"):
+        information[key] += rest[key]
+    information["topics_with_message_count"][0]["message_count"] = len(messages)
+    (first / "metadata.yaml").write_text(yaml.safe_dump(whole))
+    shutil.move(second / rest["relative_file_paths"][0], first)
+    shutil.rmtree(second)
+    return first.rename(folder)
 
 
 def write_mcap(
@@ -108,11 +107,7 @@ def write_mcap(
         if others:
             proto = writer.register_schema("foxglove.CompressedImage", "protobuf", b"\n\x03abc")
             text = writer.register_schema("Status", "jsonschema", b"{}")
-            for name, form, kind in (
-                ("/viewer/image", "protobuf", proto),
-                ("/status", "json", text),
-                ("/b", "", 0),
-            ):
+            for name, form, kind in (("/viewer/image", "protobuf", proto), ("/status", "json", text), ("/b", "", 0)):
                 writer.add_message(writer.register_channel(name, form, kind), FIRST_NS, b"{}", FIRST_NS)
         for number, (topic, message) in enumerate(messages):
             time = stamp_ns(message) + DELAY_NS

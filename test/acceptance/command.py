@@ -6,15 +6,17 @@ import json
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-from harness import installed
+import cv2
+import numpy as np
+from harness import LIMIT_S, installed, write_parameter_file
 from networks import LABELS, write_onnx
 
 #: By name: what a command printed, and its exit code.
@@ -55,22 +57,29 @@ def run_commands(commands: Mapping[str, Sequence[str | Path]], folder: Path | No
         return {name: job.result() for name, job in jobs.items()}
 
 
-def node_output(ends_with: str, prefix: Sequence[str | Path] = (), timeout_s: float = 120.0) -> list[str]:
-    """Start ``multi-dnn run``, and interrupt it when it has printed a line with the text `ends_with`; its lines on
-    stderr. Ended after timeout_s in any case.
+@contextmanager
+def started(log: Path, *arguments: str | Path, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `multi-dnn ARGUMENTS` in a session of its own, as in a terminal. What it prints is appended to `log`, whose
+    folder is its current folder; what still runs of it at the end is killed.
     """
-    command = [*map(str, prefix), *installed("multi-dnn"), "run"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as node:
-        watchdog = threading.Timer(timeout_s, node.kill)
-        watchdog.start()
-        lines = []
-        assert node.stderr is not None
-        for line in node.stderr:
-            lines.append(line.rstrip())
-            if ends_with in line:
-                node.send_signal(signal.SIGINT)
-        watchdog.cancel()
-    return lines
+    command = [*prefix, *installed("multi-dnn"), *map(str, arguments)]
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, cwd=log.parent, stdout=file, stderr=file, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+    """Wait for a condition while a process runs."""
+    end = time.monotonic() + 2 * LIMIT_S
+    while not condition():
+        assert process.poll() is None, f"it has ended with exit code {process.returncode}"
+        assert time.monotonic() < end, "the condition is not true in time"
+        time.sleep(0.02)
 
 
 def assert_one_error(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) -> None:
@@ -84,10 +93,7 @@ def assert_one_error(done: subprocess.CompletedProcess[str], *words: str, code: 
 
 def write_parameters(file: Path, dnns: Mapping[str, Any], **others: Any) -> Path:
     """A ROS 2 parameter file with these DNNs; dnns: by name, the parameters `dnn.<dnn>`."""
-    parameters = {"dnns": list(dnns), "dnn": dict(dnns), **others}
-    copies = json.loads(json.dumps(parameters))  # ROS 2 refuses the aliases that YAML has for the same object
-    file.write_text(yaml.safe_dump({"/**": {"ros__parameters": copies}}))
-    return file
+    return write_parameter_file(file, {"dnns": list(dnns), "dnn": dict(dnns), **others})
 
 
 def detector(model: Path, **parameters: Any) -> dict[str, Any]:
@@ -98,6 +104,30 @@ def detector(model: Path, **parameters: Any) -> dict[str, Any]:
 def blocks_file(folder: Path) -> Path:
     """A parameter file with one DNN, `object`, that finds the blocks; the network, yolo.onnx, is beside it."""
     return write_parameters(folder / "robot.yaml", {"object": detector(write_onnx("yolo", folder / "yolo.onnx"))})
+
+
+def write_pictures(folder: Path, pictures: Iterable[np.ndarray], suffix: str = ".png", first: int = 0) -> Path:
+    """Write RGB images as 0.png, 1.png, ..., or from another number on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, picture in enumerate(pictures, first):
+        cv2.imwrite(str(folder / f"{number}{suffix}"), picture[..., ::-1])
+    return folder
+
+
+def write_classes(folder: Path) -> str:
+    """Write reddish and bluish images of 32x32 pixels, 120 and 20 of each; the value of --data."""
+    noise = np.random.default_rng(0).integers(0, 80, (280, 32, 32, 3), dtype=np.uint8)
+    noise[:140, ..., 0] += 150
+    noise[140:, ..., 2] += 150
+    for first, name in ((0, "reddish"), (140, "bluish")):
+        write_pictures(folder / "train" / name, noise[first : first + 120])
+        write_pictures(folder / "val" / name, noise[first + 120 : first + 140])
+    return f"classes:{folder}"
+
+
+def report_of(file: Path) -> Any:
+    """The JSON file, or the only one of a folder."""
+    return json.loads((next(file.glob("*.json")) if file.is_dir() else file).read_text())
 
 
 def values_of(data: Any, key: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,7 +67,7 @@ def start_node(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iter
         assert not any(codes.values()), codes
     finally:
         for node in started:
-            node.kill()
+            node.end(signal.SIGKILL)
             RUNNING.remove(node)
 
 

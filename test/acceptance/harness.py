@@ -58,6 +58,13 @@ def installed(program: str) -> list[str]:
     return [sys.executable, script]
 
 
+def write_parameter_file(file: Path, parameters: Mapping[str, Any]) -> Path:
+    """For nodes of every name."""
+    copies = json.loads(json.dumps(parameters))  # rcl refuses the aliases that YAML has for the same object
+    file.write_text(yaml.safe_dump({"/**": {"ros__parameters": copies}}))
+    return file
+
+
 @dataclass(frozen=True)
 class Status:
     """One status of ``/diagnostics``."""
@@ -114,9 +121,8 @@ def raw_image(pixels: npt.NDArray[Any], encoding: str = "rgb8", padding: int = 0
     step = rows.shape[1] + padding
     data = np.full((len(rows), step), 0xA5, np.uint8)
     data[:, : rows.shape[1]] = rows
-    message = Image(height=len(pixels), width=pixels.shape[1], encoding=encoding, step=step)
+    message = Image(height=len(pixels), width=pixels.shape[1], encoding=encoding, step=step, data=data.tobytes())
     message.is_bigendian = int(big_endian)
-    message.data = data.tobytes()
     return message
 
 
@@ -150,9 +156,7 @@ class Camera:
         self.sent.append(stamp)
         return stamp
 
-    def send_until(
-        self, condition: Callable[[], T], what: str, period_s: float = 0.03, image: Any = IMAGE, timeout_s: float = 120
-    ) -> T:
+    def send_until(self, condition: Callable[[], T], what: str, period_s: float = 0.03, image: Any = IMAGE) -> T:
         """Send the image again and again until `condition` is true."""
 
         def send() -> T:
@@ -160,7 +164,7 @@ class Camera:
             self.client.spin(period_s)
             return condition()
 
-        return self.client.wait_for(send, what, timeout_s)
+        return self.client.wait_for(send, what)
 
     def send_until_answered(self, results: Recording, image: Any = IMAGE) -> None:
         """Send images until the newest one is answered; then no earlier one is on its way."""
@@ -259,8 +263,8 @@ class Client:
 class Node:
     """The node in a process of its own.
 
-    program: ``multi-dnn`` (with ``run``) or ``multi_dnn_node``. name: full name of the node. ros_arguments: what
-    follows ``--ros-args``, in addition to the name and the parameter file. The log is a file in `folder`.
+    name: full name of the node. ros_arguments: what follows ``--ros-args``, in addition to the name and the parameter
+    file. The log is a file in `folder`.
     """
 
     def __init__(
@@ -270,7 +274,6 @@ class Node:
         parameters: Mapping[str, Any],
         *,
         name: str = "/multi_dnn",
-        program: str = "multi-dnn",
         ros_arguments: Sequence[str] = (),
     ) -> None:
         self.client = client
@@ -278,12 +281,10 @@ class Node:
         namespace, _, base = name.rpartition("/")
         stem = f"{name.strip('/').replace('/', '_')}_{len(RUNNING)}"
         self.parameter_file = folder / f"{stem}.yaml"
-        copies = json.loads(json.dumps(parameters))  # rcl refuses the aliases that YAML has for the same object
-        self.parameter_file.write_text(yaml.safe_dump({"/**": {"ros__parameters": copies}}, sort_keys=False))
+        write_parameter_file(self.parameter_file, parameters)
         self.log_file = folder / f"{stem}.log"
         ros = [*(["-r", f"__ns:={namespace}"] if namespace else []), "-r", f"__node:={base}", *ros_arguments]
-        verb = ["run"] if program == "multi-dnn" else []
-        command = [*installed(program), *verb, "--ros-args", "--params-file", str(self.parameter_file), *ros]
+        command = [*installed("multi-dnn"), "run", "--ros-args", "--params-file", str(self.parameter_file), *ros]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self._awaited = False
@@ -307,12 +308,6 @@ class Node:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(LIMIT_S)
-
-    def kill(self) -> None:
-        """End it whatever its state is. Its engine processes then end by themselves."""
-        self._awaited = True
-        self.process.kill()
-        self.process.wait()
 
     def status(self, name: str) -> Status:
         """The newest status, such as ``camera front``; without values if there was none."""
@@ -363,11 +358,12 @@ class Node:
     def wait_until_active(self) -> None:
         """Return when the node says in its diagnostics that it is active."""
 
-        begun = self.client.wait_for(
-            lambda: (status := self.status("node")).level in ("OK", "ERROR") and status, f"{self.name} is configured"
-        )
-        assert begun.level == "OK", begun.message
-        self.client.wait_for(lambda: self.status("node").message == "active", f"{self.name} is active")
+        def ended() -> bool:
+            status = self.status("node")
+            return status.level == "ERROR" or status.message == "active"
+
+        self.client.wait_for(ended, f"{self.name} is active")
+        assert self.status("node").level != "ERROR", self.status("node").message
 
 
 class DnnOnCamera:

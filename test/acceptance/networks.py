@@ -8,8 +8,6 @@ each cell at strides 8, 16 and 32, as those of real detectors; the rows of strid
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,36 +126,16 @@ def random_detector() -> nn.Module:
     """torchvision's SSDlite with random weights that give some clear boxes of several classes."""
     torch.manual_seed(0)
     model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
-    with torch.no_grad(), _taking_statistics(model):
-        model.head(list(model.backbone(_squares(320)).values()))
+    for layer in model.modules():  # with the initial statistics of batch norms, outputs are constant
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None
+    with torch.no_grad():
+        squares = nn.functional.interpolate(torch.rand(8, 3, 10, 10), size=320) * 2 - 1
+        model.train().head(list(model.backbone(squares).values()))
         for layer in model.head.classification_head.module_list:
             layer[-1].weight.mul_(4)
             layer[-1].bias.view(-1, 91)[:, 0] += 12  # most is background
-    return model
-
-
-def random_segmentation() -> nn.Module:
-    """torchvision's LR-ASPP with random weights that give areas of several classes."""
-    torch.manual_seed(0)
-    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
-    with torch.no_grad(), _taking_statistics(model):
-        model(_squares(320))
-    return model
-
-
-def _squares(side: int) -> Tensor:
-    return nn.functional.interpolate(torch.rand(8, 3, 10, 10), size=side) * 2 - 1
-
-
-@contextmanager
-def _taking_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norms take their statistics from what runs in the block; with the initial ones outputs are constant."""
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.momentum = None
-    model.train()
-    yield
-    model.eval()
+    return model.eval()
 
 
 def write_slow_network(path: Path) -> Path:

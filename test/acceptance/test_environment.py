@@ -1,15 +1,21 @@
-"""Whatever surrounds a command: network, user, home folder, processors, locale, current folder, limit of memory."""
+"""The command line, and what surrounds a command: network, user, processors, locale, current folder, memory."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from bag_files import FRAMES, write_folder
-from command import assert_one_error, multi_dnn, node_output, succeed
+from bag_files import DETECTIONS, FRAMES, check_results, read_results, write_folder
+from command import assert_one_error, blocks_file, multi_dnn, run_commands, succeed
+from networks import LABELS
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 _NETWORK = Path(__file__).with_name("isolated_network.py")
 _UNSHARE = ("unshare", "--map-root-user", "--mount")
@@ -77,36 +83,15 @@ def test_a_command_needs_no_user_and_asks_no_name_server(name: str, recording: P
     assert {path.name for path in cache.iterdir()} <= _CACHES if cache.exists() else True
 
 
-@pytest.mark.long
-@namespaces
-def test_the_home_folder_need_not_be_writable(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o000)
-    done = succeed(
-        "partition", "profile", "builtin:object", "--units", "cpu:1", "--max-batch", "1",
-        prefix=_UNKNOWN_USER,
-        environment={**_NO_NAMES, "HOME": str(home), "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    assert f"written to {tmp_path}/" in done.stdout
-    assert done.stderr.count(str(home)) == 1, "one warning"
-    home.chmod(0o700)
-    assert not list(home.iterdir())
-
-
 @namespaces
 @pytest.mark.parametrize(
     ("own", "files"),
     [
-        ("0::/\n", {"cpu.max": "100000 100000\n"}),
         ("0::/robot/node\n", {"robot/cpu.max": "150000 100000\n", "robot/node/cpu.max": "max 100000\n"}),
-        (
-            "4:cpu,cpuacct:/robot\n0::/\n",
-            {"cpu,cpuacct/robot/cpu.cfs_quota_us": "100000\n", "cpu,cpuacct/robot/cpu.cfs_period_us": "100000\n"},
-        ),
         # The path of the host, of which the container sees only its own part.
         ("4:cpu:/docker/1f\n", {"cpu/cpu.cfs_quota_us": "10000\n", "cpu/cpu.cfs_period_us": "10000\n"}),
     ],
-    ids=["version 2", "version 2, of the group above", "version 1", "version 1 in a container"],
+    ids=["version 2, of the group above", "version 1 in a container"],
 )
 def test_processors_are_counted_within_the_quota_of_the_container(
     own: str, files: dict[str, str], tmp_path: Path
@@ -118,6 +103,22 @@ def test_processors_are_counted_within_the_quota_of_the_container(
     mount = f'mount --bind {tmp_path}/groups /sys/fs/cgroup; mount --bind {tmp_path}/own /proc/$$/cgroup; exec "$@"'
     done = succeed("devices", prefix=(*_UNSHARE, "sh", "-c", mount, "sh"))
     assert "| 1 " in next(line for line in done.stdout.splitlines() if line.startswith("| cpu"))
+
+
+def test_a_cpu_needs_no_pytorch(recording: Path, tmp_path: Path) -> None:
+    """Every process of `inspect` and `replay` works where importing it fails."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for name in ("torch", "torchvision", "onnx2torch"):
+        (packages / f"{name}.py").write_text(f"raise ModuleNotFoundError('there is none', name='{name}')\n")
+    path = {"PYTHONPATH": f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    file = blocks_file(tmp_path)
+    succeed("inspect", tmp_path / "yolo.onnx", "--labels", *LABELS, environment=path)
+    options = ("--params-file", file, "--overlay", tmp_path / "seen.mp4")
+    succeed("replay", recording, tmp_path / "out", *options, environment=path)
+    check_results(read_results(tmp_path / "out")[DETECTIONS], [0, 1])
+    detector = ("torchvision:ssdlite320_mobilenet_v3_large", "--weights", "random")
+    assert_one_error(multi_dnn("inspect", *detector, environment=path), "multi_dnn_ros[torch]")
 
 
 def test_a_locale_that_is_not_utf8_is_named(recording: Path, tmp_path: Path) -> None:
@@ -139,11 +140,70 @@ def test_a_deleted_current_folder_is_named(arguments: list[str], tmp_path: Path)
 
 @pytest.mark.parametrize("limit_mib", [200, 600])
 def test_a_limit_of_the_address_space_is_named(limit_mib: int, recording: Path, tmp_path: Path) -> None:
-    """The node says so in its log, and goes on."""
     limited = ("sh", "-c", f'ulimit -v {limit_mib * 1024}; exec "$@"', "sh")
-    done = multi_dnn(*_arguments(COMMANDS["replay"], recording, tmp_path), prefix=limited)
-    assert_one_error(done, f"{limit_mib} MiB", "ulimit -v")
-    lines = node_output("ERROR", prefix=limited)
-    (error,) = [line for line in lines if "error" in line.lower() or "Traceback" in line]
-    assert f"{limit_mib} MiB" in error
-    assert "ulimit -v" in error
+    for command in ("replay", "run"):
+        done = multi_dnn(*_arguments(COMMANDS[command], recording, tmp_path), prefix=limited)
+        assert_one_error(done, f"{limit_mib} MiB", "ulimit -v")
+
+
+def test_help_lists_commands_that_have_an_example() -> None:
+    commands = re.findall(r"^  ([a-z]+)  +\S", succeed("--help").stdout, re.MULTILINE)
+    assert {"run", "camera", "replay", "inspect", "decompose", "retrain", "evaluate", "profile"} <= set(commands)
+    for command, done in run_commands({command: [command, "--help"] for command in commands}).items():
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"usage: multi-dnn {command}")
+        assert re.search(rf"^  multi-dnn {command}( |$)", done.stdout, re.MULTILINE), f"{command} has no example"
+
+
+def test_version() -> None:
+    version = ElementTree.parse(Path(__file__).parents[2] / "package.xml").findtext("version")
+    assert succeed("--version").stdout.split()[-1] == version
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("", "COMMAND"),
+        ("run --nonsense", "--nonsense"),
+        ("replay one", "OUT_BAG"),
+        ("decompose builtin:object --output x --ratio 1.5", "--ratio: '1.5'"),
+        ("replay one two --storage zip", "--storage: invalid choice: 'zip'"),
+    ],
+)
+def test_wrong_usage(words: str, named: str, tmp_path: Path) -> None:
+    done = multi_dnn(*words.split(), folder=tmp_path)
+    *usage, error = done.stderr.strip().splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert usage[0].startswith("usage: multi-dnn")
+    assert re.match(r"multi-dnn( \w+)?: error: ", error)
+    assert named in error
+    assert not list(tmp_path.iterdir())
+
+
+#: Each is an error in one line with the words.
+MISTAKES = {
+    "replay no.mcap out": ["no.mcap"],
+    "profile layers builtin:none --device cpu": ["builtin:none"],
+    "demo --video no.mp4 --output out": ["no.mp4"],
+    "run --params-file missing.yaml": ["missing.yaml", "No such file"],
+    "run --params-file other.yaml": ["other.yaml", "/multi_dnn", "/other"],
+    "run --ros-args -p use_sim_time:=maybe": ["use_sim_time", "maybe"],
+}
+
+
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
+    """Exit code 1 (2 where the option itself is checked), nothing written."""
+    (tmp_path / "other.yaml").write_text("other: {ros__parameters: {device: cpu}}\n")
+    for words, done in run_commands({words: words.split() for words in MISTAKES}, tmp_path).items():
+        assert done.returncode in (1, 2), f"{words}: {done.returncode}, {done.stderr}"
+        error = done.stderr.strip().splitlines()[-1]
+        assert error.startswith(f"multi-dnn {words.split()[0]}: error: "), done.stderr
+        assert all(word in error for word in MISTAKES[words]), error
+        assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["other.yaml"]
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = multi_dnn("--debug", "replay", "no.mcap", "out", folder=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from command import multi_dnn
 from harness import LATCHED, Client, DnnOnCamera, Node
 from std_srvs.srv import SetBool
 from vision_msgs.msg import LabelInfo
 
 THRESHOLD = "dnn.object.score_threshold"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ("run --params-file missing.yaml", 1, ["missing.yaml", "No such file"]),
-        ("run --params-file empty.yaml", 1, ["empty.yaml", "empty"]),
-        ("run --params-file broken.yaml", 1, ["broken.yaml", "line"]),
-        ("run --params-file other.yaml", 1, ["other.yaml", "/multi_dnn", "/other"]),
-        ("run --ros-args -p use_sim_time:=maybe", 1, ["use_sim_time", "maybe"]),
-        ("run --nonsense", 2, ["--nonsense"]),
-        ("nonsense", 2, ["nonsense", "run", "camera"]),
-    ],
-)
-def test_the_error_of_a_wrong_command_line(tmp_path: Path, arguments: str, code: int, words: list[str]) -> None:
-    (tmp_path / "empty.yaml").touch()
-    (tmp_path / "broken.yaml").write_text("/**: {ros__parameters: [\n")
-    (tmp_path / "other.yaml").write_text("other: {ros__parameters: {device: cpu}}\n")
-    done = multi_dnn(*arguments.split(), folder=tmp_path)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert all(word in done.stderr.strip().splitlines()[-1] for word in words), done.stderr
 
 
 #: Parameter: a wrong value, a part of what is allowed, and a right value.
@@ -49,13 +25,6 @@ VALUES = {
 }
 
 
-@pytest.fixture(scope="module")
-def node(start_node: Callable[..., Node]) -> Node:
-    """Started with wrong parameters, which its first test corrects."""
-    wrong = [f"{name}:={value}" for name, (value, *_) in VALUES.items()] + [f"{MODEL}:=builtin:objekt"]
-    return start_node({"dnns": ["object"]}, ros_arguments=[word for value in wrong for word in ("-p", value)])
-
-
 def wait_for_error(client: Client, node: Node, *words: str) -> None:
     """Wait for an error with these words in the log, which may be written after the node has answered."""
     client.wait_for(
@@ -64,7 +33,11 @@ def wait_for_error(client: Client, node: Node, *words: str) -> None:
     )
 
 
-def test_all_wrong_parameters_are_named_and_can_be_corrected(client: Client, node: Node) -> None:
+@pytest.fixture(scope="module")
+def node(client: Client, start_node: Callable[..., Node]) -> Node:
+    """Started with wrong parameters, which are all named, and then corrected."""
+    wrong = [f"{name}:={value}" for name, (value, *_) in VALUES.items()] + [f"{MODEL}:=builtin:objekt"]
+    node = start_node({"dnns": ["object"]}, ros_arguments=[word for value in wrong for word in ("-p", value)])
     client.wait_for(lambda: node.status("node").level == "ERROR", "a failure of configuring")
     assert node.state() == "unconfigured"
     assert any(f"{name} is" in node.status("node").message for name in VALUES)
@@ -77,7 +50,7 @@ def test_all_wrong_parameters_are_named_and_can_be_corrected(client: Client, nod
     node.set({MODEL: "builtin:object"})
     assert node.change_state("configure")
     assert node.change_state("activate")
-    node.wait_until_active()
+    return node
 
 
 def test_misspelt_names_are_errors_and_foreign_ones_warnings(client: Client, start_node: Callable[..., Node]) -> None:
@@ -91,10 +64,6 @@ def test_misspelt_names_are_errors_and_foreign_ones_warnings(client: Client, sta
 
 @pytest.fixture(scope="module")
 def dnn(node: Node) -> DnnOnCamera:
-    if node.state() != "active":  # the first test of the node ran in another process
-        node.set({MODEL: "builtin:object", **{name: right for name, (_, _, right) in VALUES.items()}})
-        assert node.change_state("configure")
-        assert node.change_state("activate")
     node.wait_until_active()
     return DnnOnCamera(node).connect()
 

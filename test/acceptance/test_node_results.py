@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from bag_files import TOPIC, read_results, write_folder
-from command import succeed
-from harness import ALL, LATCHED, Camera, Client, Node, installed, pixels_of, stamp_ns
+from command import started, succeed
+from harness import ALL, LATCHED, LIMIT_S, Camera, Client, Node, pixels_of, stamp_ns
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
@@ -24,16 +22,8 @@ FRAMES = 8
 Box = tuple[float, float, float, float]
 
 
-@dataclass
-class Drive:
-    """Frames with the truth, and what the node published for each, in the order of the frames."""
-
-    parameters: Path
-    images: list[Image]
-    true_boxes: list[Detection2DArray]
-    true_lanes: list[Image]
-    found: dict[str, list[Any]]
-    labels: LabelInfo
+#: By topic, the messages of each frame in the order of the frames.
+Drive = dict[str, list[Any]]
 
 
 def points_of(cloud: PointCloud2) -> npt.NDArray[np.float32]:
@@ -56,20 +46,25 @@ def iou(a: Box, b: Box) -> float:
 
 
 @pytest.fixture(scope="module")
-def drive(client: Client, start_node: Callable[..., Node]) -> Drive:
-    node = start_node(
+def node(start_node: Callable[..., Node]) -> Node:
+    return start_node(
         {
             "dnns": ["lane", "object", "pedestrian", "tracked"],
             "dnn": {"tracked": {"role": "object", "model": "builtin:object", "track": True}},
             "camera": {"front": {"pose": [1.0, 0.0, 1.5, 0.0, 0.02, 0.0]}},
         }
     )
-    topics = ("image_raw", Image), ("truth/detections", Detection2DArray), ("truth/lane_mask", Image)
-    source = ["scenes", "--camera", "scenes", "--count", str(FRAMES), "--truth", "--wait", "1"]
-    camera = subprocess.Popen([*installed("multi-dnn"), "camera", *source])
-    recorded = [client.record(f"scenes/{name}", kind) for name, kind in topics]
-    client.wait_for(lambda: all(len(recording.messages) == FRAMES for recording in recorded), "all frames of the road")
-    assert camera.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def drive(client: Client, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Drive:
+    """Frames with the truth, and what the node published for each."""
+    options = ("--camera", "scenes", "--count", str(FRAMES), "--truth", "--wait", "1")
+    with started(tmp_path_factory.mktemp("camera") / "log", "camera", "scenes", *options) as camera:
+        topics = {"image_raw": Image, "truth/detections": Detection2DArray, "truth/lane_mask": Image}
+        truth = {name: client.record(f"scenes/{name}", kind).messages for name, kind in topics.items()}
+        client.wait_for(lambda: all(len(each) == FRAMES for each in truth.values()), "all frames of the road")
+        assert camera.wait(LIMIT_S) == 0
     node.wait_until_active()
     kinds = {
         "lane/points": PointCloud2, "lane/ground_points": PointCloud2, "lane/mask": Image, "overlay": Image,
@@ -84,7 +79,7 @@ def drive(client: Client, start_node: Callable[..., Node]) -> Drive:
     front = Camera(client, "front/image_raw")
     client.wait_for(calibration.get_subscription_count, "a subscription of the CameraInfo")
     calibration.publish(info)
-    images = recorded[0].messages
+    images = truth["image_raw"]
     front.send_until_answered(results["lane/ground_points"], images[0])
     begin = client.new_stamp()  # one drive, whose frames follow one another after 0.1 s
     for number, image in enumerate(images):
@@ -92,37 +87,23 @@ def drive(client: Client, start_node: Callable[..., Node]) -> Drive:
         for name, recording in results.items():
             client.wait_for(lambda r=recording, s=stamp: r.at(s), f"{name} of frame {number}")
     client.wait_for(lambda: labels.messages, "label_info")
-    return Drive(
-        node.parameter_file,
-        images,
-        recorded[1].messages,
-        recorded[2].messages,
-        {name: [recording.at(stamp_ns(image)) for image in images] for name, recording in results.items()},
-        labels.messages[-1],
-    )
-
-
-def test_results_have_the_headers_of_their_images(drive: Drive) -> None:
-    for name, messages in drive.found.items():
-        frame_id = "base_link" if name == "lane/ground_points" else drive.images[0].header.frame_id
-        assert {message.header.frame_id for message in messages} == {frame_id}, name
-    for array in drive.found["object/detections"]:
-        assert all(detection.header == array.header for detection in array.detections)
+    found = {name: [recording.at(stamp_ns(image)) for image in images] for name, recording in results.items()}
+    return {**truth, **found, "label_info": labels.messages}
 
 
 def test_boxes_are_those_of_the_scene(drive: Drive) -> None:
-    names = {entry.class_id: entry.class_name for entry in drive.labels.class_map}
+    names = {entry.class_id: entry.class_name for entry in drive["label_info"][-1].class_map}
     right = true = reported = 0
-    for number, truth in enumerate(drive.true_boxes):
-        found = [d for dnn in ("object", "pedestrian") for d in drive.found[f"{dnn}/detections"][number].detections]
+    for number, truth in enumerate(drive["truth/detections"]):
+        found = [d for dnn in ("object", "pedestrian") for d in drive[f"{dnn}/detections"][number].detections]
         true += len(truth.detections)
         reported += len(found)
         for expected in truth.detections:
             right += any(iou(box_of(expected), box_of(detection)) > 0.5 for detection in found)
-        for detection in drive.found["object/detections"][number].detections:
+        for detection in drive["object/detections"][number].detections:
             hypothesis = detection.results[0].hypothesis
             assert int(hypothesis.class_id) in names
-            assert drive.labels.threshold <= hypothesis.score <= 1
+            assert drive["label_info"][-1].threshold <= hypothesis.score <= 1
             assert detection.id == ""
     assert true > FRAMES
     assert right > 0.6 * true, f"{right} of {true} boxes"
@@ -131,7 +112,7 @@ def test_boxes_are_those_of_the_scene(drive: Drive) -> None:
 
 def test_lane_points_and_mask_are_on_the_lines(drive: Drive) -> None:
     distances, on_mask = [], []
-    for cloud, truth, mask in zip(drive.found["lane/points"], drive.true_lanes, drive.found["lane/mask"], strict=True):
+    for cloud, truth, mask in zip(drive["lane/points"], drive["truth/lane_mask"], drive["lane/mask"], strict=True):
         assert [field.name for field in cloud.fields] == ["u", "v", "lane", "score"]
         points, lanes = points_of(cloud), pixels_of(mask)
         assert lanes.shape == (480, 640)
@@ -150,8 +131,9 @@ def test_lane_points_and_mask_are_on_the_lines(drive: Drive) -> None:
 def test_ground_points_are_the_lane_points_on_the_road(drive: Drive) -> None:
     """The plane z = 0 below a camera at height 1.5 m that looks down by 0.02 rad."""
     sin, cos = math.sin(0.02), math.cos(0.02)
-    for cloud, ground in zip(drive.found["lane/points"], drive.found["lane/ground_points"], strict=True):
+    for cloud, ground in zip(drive["lane/points"], drive["lane/ground_points"], strict=True):
         assert [field.name for field in ground.fields] == ["x", "y", "z", "lane", "score"]
+        assert ground.header.frame_id == "base_link"
         points = points_of(cloud).astype(float)
         right, down = (points[:, 0] - 319.5) / 500, (points[:, 1] - 239.5) / 500
         falls = sin + cos * down  # per metre along the optical axis
@@ -165,7 +147,7 @@ def test_ground_points_are_the_lane_points_on_the_road(drive: Drive) -> None:
 
 
 def test_the_overlay_is_the_image_with_the_results(drive: Drive) -> None:
-    overlays = zip(drive.images, drive.found["overlay"], drive.found["overlay/compressed"], strict=True)
+    overlays = zip(drive["image_raw"], drive["overlay"], drive["overlay/compressed"], strict=True)
     for image, raw, jpeg in overlays:
         before, after = pixels_of(image).astype(int), pixels_of(raw).astype(int)
         changed = np.any(before != after, axis=2)
@@ -175,7 +157,7 @@ def test_the_overlay_is_the_image_with_the_results(drive: Drive) -> None:
 
 
 def test_an_object_keeps_its_identity(drive: Drive) -> None:
-    arrays = [message.detections for message in drive.found["tracked/detections"]]
+    arrays = [message.detections for message in drive["tracked/detections"]]
     same = other = 0
     for before, after in itertools.pairwise(arrays):
         for first, second in itertools.product(before, after):
@@ -189,9 +171,9 @@ def test_an_object_keeps_its_identity(drive: Drive) -> None:
         assert len(set(identities)) == len(identities)
 
 
-def test_replay_finds_the_same_in_a_recording_of_these_images(drive: Drive, tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "drive", [(TOPIC, image) for image in drive.images])
-    succeed("replay", source, tmp_path / "results", "--params-file", drive.parameters)
+def test_replay_finds_the_same_in_a_recording_of_these_images(drive: Drive, node: Node, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "drive", [(TOPIC, image) for image in drive["image_raw"]])
+    succeed("replay", source, tmp_path / "results", "--params-file", node.parameter_file)
     results = read_results(tmp_path / "results")
     for name in ("lane/points", "object/detections", "pedestrian/detections"):
-        assert [message for _, message in results[f"/multi_dnn/front/{name}"]] == drive.found[name], name
+        assert [message for _, message in results[f"/multi_dnn/front/{name}"]] == drive[name], name

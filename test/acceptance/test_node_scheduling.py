@@ -102,17 +102,15 @@ def test_old_frames_are_dropped_and_late_results_counted(setup: Setup) -> None:
     setup.node.set({"dnn.a.max_age_ms": 0.0, "dnn.b.deadline_ms": 0.0})
 
 
-def test_priority_runs_the_important_dnn_first(setup: Setup) -> None:
-    setup.use_policy("priority")
-    setup.node.set({"dnn.a.priority": 50})
+@pytest.mark.parametrize(
+    ("policy", "parameter", "sooner", "later"),
+    [("priority", "priority", 50, 0), ("edf", "deadline_ms", 100.0, 60_000.0)],
+)
+def test_a_policy_runs_the_dnn_first_that_is(
+    policy: str, parameter: str, sooner: float, later: float, setup: Setup
+) -> None:
+    setup.use_policy(policy)
+    setup.node.set({f"dnn.a.{parameter}": sooner, f"dnn.b.{parameter}": later})
     assert setup.count_first(setup.a, setup.b) >= FRAMES - 2
-    setup.node.set({"dnn.a.priority": -50})
-    assert setup.count_first(setup.b, setup.a) >= FRAMES - 2
-
-
-def test_edf_runs_the_dnn_with_the_earlier_deadline_first(setup: Setup) -> None:
-    setup.use_policy("edf")
-    setup.node.set({"dnn.a.deadline_ms": 100.0, "dnn.b.deadline_ms": 60_000.0})
-    assert setup.count_first(setup.a, setup.b) >= FRAMES - 2
-    setup.node.set({"dnn.a.deadline_ms": 60_000.0, "dnn.b.deadline_ms": 100.0})
+    setup.node.set({f"dnn.a.{parameter}": later, f"dnn.b.{parameter}": sooner})
     assert setup.count_first(setup.b, setup.a) >= FRAMES - 2
