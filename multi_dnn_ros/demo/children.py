@@ -59,7 +59,7 @@ def reserved_domain() -> Iterator[int]:
 
 
 class Child:
-    """A ``multi-dnn`` command as a child process; a context manager that stops it.
+    """A ``multi-dnn`` command as a child process.
 
     name: for messages. log: file for its output. Ctrl-C in the terminal reaches only us, as the child has its own
     session. The kernel kills it when the thread that has created this object ends, even if this process is killed.
@@ -102,9 +102,3 @@ class Child:
             self._process.kill()
             self._process.wait()
         return True
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()

@@ -75,7 +75,8 @@ class Session(ExitStack):
         """Start a ``multi-dnn`` command that ends with the session. name: for messages. log: name of its log, if it is
         another one. may_end: whether it may end by itself.
         """
-        child = self.enter_context(Child(name, arguments, self.folder / f"{log or name}.log"))
+        child = Child(name, arguments, self.folder / f"{log or name}.log")
+        self.callback(child.stop)
         if not may_end:
             self._expected.append(child)
         return child

@@ -136,7 +136,7 @@ class McapFile(StorageFile):
         if not counts.keys() <= summary.channels.keys():
             return None
         return [
-            BagTopic(channel.topic, _mcap_type(channel, summary.schemas.get(channel.schema_id)), counts.get(number, 0))
+            BagTopic(channel.topic, _type_of(summary.schemas.get(channel.schema_id)), counts.get(number, 0))
             for number, channel in summary.channels.items()
         ]
 
@@ -167,11 +167,8 @@ class SqliteFile(StorageFile):
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, check_same_thread=False)
         self._stack.callback(self._database.close)
         counts = dict(self._database.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"))
-        rows = self._database.execute("SELECT id, name, type, serialization_format FROM topics ORDER BY id")
-        self._topics = {
-            number: BagTopic(name, _cdr_type(msgtype, encoding), counts.get(number, 0))
-            for number, name, msgtype, encoding in rows
-        }
+        rows = self._database.execute("SELECT id, name, type FROM topics ORDER BY id")
+        self._topics = {number: BagTopic(name, msgtype, counts.get(number, 0)) for number, name, msgtype in rows}
         return list(self._topics.values())
 
     def _read(self, topics: Collection[str]) -> Iterator[BagMessage]:
@@ -188,13 +185,8 @@ class SqliteFile(StorageFile):
 
 def _messages(records: Iterable[tuple[Schema | None, Channel, Message]]) -> Iterator[BagMessage]:
     for schema, channel, message in records:
-        yield BagMessage(channel.topic, _mcap_type(channel, schema), message.log_time, message.data)
+        yield BagMessage(channel.topic, _type_of(schema), message.log_time, message.data)
 
 
-def _mcap_type(channel: Channel, schema: Schema | None) -> str:
-    return _cdr_type("" if schema is None else schema.name, channel.message_encoding)
-
-
-def _cdr_type(msgtype: str, encoding: str) -> str:
-    """The type of a topic whose messages have this encoding: only CDR messages are ROS messages of that type."""
-    return msgtype if encoding == "cdr" else f"{msgtype} in {encoding or 'no encoding'}"
+def _type_of(schema: Schema | None) -> str:
+    return "" if schema is None else schema.name

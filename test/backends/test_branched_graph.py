@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -130,14 +130,9 @@ def blocks() -> GraphStage:
     return copy.deepcopy(_traced_blocks())
 
 
-def branched(
-    stage: nn.Module,
-    streams: int,
-    make_streams: Callable[[int], Any] = lambda count: FakeStreams(),
-    fuses: bool = False,
-) -> nn.Module:
+def branched(stage: nn.Module, streams: int, device: FakeStreams) -> nn.Module:
     """The stage on several streams, not compiled."""
-    found = with_branches(stage, streams, make_streams, fuses=fuses)
+    found = with_branches(stage, streams, lambda count: device)
     assert found is not None
     return found
 
@@ -148,7 +143,7 @@ def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
     stage: nn.Module = blocks()
     if kind == "bf16":
         stage = cast_stage(stage, torch.bfloat16)
-    parallel = branched(stage, streams)
+    parallel = branched(stage, streams, FakeStreams())
     image = noise_like(EXAMPLE)
     with torch.inference_mode():
         for _ in range(2):
@@ -161,7 +156,7 @@ def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
 def test_the_device_would_run_no_operation_before_what_it_reads(streams: int):
     """The order that streams and events guarantee, from a log of what was launched, recorded and waited for."""
     device = FakeStreams()
-    parallel = branched(blocks(), streams, lambda count: device)
+    parallel = branched(blocks(), streams, device)
     with torch.inference_mode(), Watched(device):
         outputs = parallel(noise_like(EXAMPLE))
     log = device.log
