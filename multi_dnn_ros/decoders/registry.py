@@ -22,7 +22,7 @@ class DecoderSpec:
     usually the Decoder's class; see :class:`multi_dnn_ros.decoders.base.Decoder` for the arguments.
     signature: shapes of the outputs that it reads, for documentation, such as "(1, 4 + classes, N)". Decoder.check,
     called during configuration, decides whether a DNN's outputs fit.
-    result_kind: name of its results' kind. preprocess: keyword arguments of Preprocess for models without such metadata.
+    result_kind: name of its kind of results. preprocess: arguments of Preprocess for models without such metadata.
     default_labels: class names of a model with one class and without labels.
     takes_detector: the factory takes an AnchorHead as its first argument. For model sources that set Source.detector.
     loss: for `multi-dnn retrain`: (dnn, source) -> loss, or "module:function"; None: the network can only be trained by
