@@ -325,7 +325,7 @@ def test_the_metadata_tells_the_layouts_of_rt_detr_from_others(
     [
         ({"names": "{0: 'car', 2: 'bus'}"}, r"names is .*its numbers are \[0, 2\].*expected 0 to 1"),
         ({"names": "__import__('os')"}, r"metadata names is .*expected a list or names by number"),
-        ({"imgsz": "[8]"}, r"imgsz is .*8"),
+        ({"imgsz": "[8]"}, r"imgsz is .*8.*value 2 is missing"),
         ({"stride": "32"}, r"multiples of 32; not 10 x 8"),
         ({"task": "classify"}, "a classifier by its metadata; allowed: detectors"),
     ],

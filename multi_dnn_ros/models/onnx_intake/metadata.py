@@ -213,4 +213,5 @@ def _valid(kind: Any, given: Any, where: str) -> Any:
             ) from None
         place = " ".join(str(part) for part in first["loc"][:1] if kind is _Own)
         where = f"{where}: {place}" if place else where
-        raise ModelError(f"{where} is {str(first['input'])[:80]!r}: {first['msg']}") from None
+        missing = f"value {int(first['loc'][-1]) + 1} is missing" if first["type"] == "missing" else first["msg"]
+        raise ModelError(f"{where} is {str(first['input'])[:80]!r}: {missing}") from None
