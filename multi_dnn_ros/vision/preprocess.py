@@ -47,12 +47,11 @@ def shrink_filter(factor: float) -> npt.NDArray[np.float32]:
     """
     whole = max(1, math.floor(factor))
     share = max(0.0, factor * factor - whole * whole) / (2 * whole + 1)  # of the triangle for the next whole factor
-    weights = (1.0 - share) / whole * np.bartlett(2 * whole + 1) + share / (whole + 1) * np.bartlett(2 * whole + 3)[
-        1:-1
-    ]
-    weights = np.trim_zeros(np.rint(weights * 256.0) / 256.0)  # as OpenCV may do for 8-bit images
-    weights[len(weights) // 2] += 1.0 - weights.sum()
-    return weights.astype(np.float32)
+    triangle, wider = np.bartlett(2 * whole + 1), np.bartlett(2 * whole + 3)[1:-1]
+    weights = (1.0 - share) / whole * triangle + share / (whole + 1) * wider
+    weights = np.rint(weights * 256.0) / 256.0  # as OpenCV may do for 8-bit images
+    weights[whole] += 1.0 - weights.sum()
+    return np.trim_zeros(weights).astype(np.float32)
 
 
 class Preprocess:

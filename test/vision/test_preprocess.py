@@ -100,3 +100,8 @@ def test_the_filter_is_close_to_that_of_the_reference_on_images(source: Any, see
 def test_another_array_is_an_error_that_names_shape_and_type(image: Any) -> None:
     with pytest.raises(ValueError, match=r"image of shape \(.*must be \(H, W, 3\) uint8"):
         Preprocess(8, 8)(image)
+
+
+def test_an_image_may_be_a_thousand_times_as_large_as_the_input() -> None:
+    image = np.full((2048, 2048, 3), 51, np.uint8)
+    assert np.allclose(Preprocess(2, 2, fit="stretch")(image), 0.2, atol=1e-3)
