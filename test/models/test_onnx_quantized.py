@@ -60,8 +60,9 @@ def quantized(path: Path, form: str, per_channel: bool) -> Path:
     source = exported(path.with_name("float.onnx"))
     if form == "dynamic":
         quantization.quantize_dynamic(
-            source, path, op_types_to_quantize=["Conv", "MatMul"], per_channel=per_channel, reduce_range=True
-        )
+            source, path, op_types_to_quantize=["Conv", "MatMul"], per_channel=per_channel, reduce_range=True,
+            weight_type=quantization.QuantType.QUInt8,  # ONNX Runtime for Python 3.10 has no convolution of signed ones
+        )  # fmt: skip
     else:
         name = load(source).graph.input[0].name
         quantization.quantize_static(

@@ -63,7 +63,7 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.peer.create_publisher(Image, "/other/multi_dnn/front/overlay", 1)  # of another node of this package
     bench.peer.create_publisher(Image, "/other/multi_dnn/front/lane/mask", 1)
     bench.peer.create_publisher(String, "/front/image_text", 1)
-    bench.peer.create_subscription(Image, "/nobody_publishes", print, 1)
+    bench.peer.create_subscription(Image, "/nobody_publishes", lambda message: None, 1)
     start(bench)
     bench.until(warned, "a warning")
     (line,) = warned()
