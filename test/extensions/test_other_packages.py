@@ -64,7 +64,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(code: str, *folders: Path) -> str:
     """The output of a process that finds the packages in `folders`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (*map(str, folders), str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, env=environment
     )

@@ -40,7 +40,7 @@ print(len(build(config).dnns), *sorted({name.partition(".")[0] for name in sys.m
 
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A Python process on this tree."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False,
         timeout=240, **options,
