@@ -52,8 +52,8 @@ FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
     [
-        (None, [], ["No such file", "node /multi_dnn"]),
-        ("", [], ["the file is empty", "node /multi_dnn"]),
+        (None, [], ["No such file"]),
+        ("", [], ["the file is empty"]),
         (FOREIGN, [], ["no parameters for node /multi_dnn; its sections are for /lidar"]),
         (
             "multi_dnn:\n  ros__parameters: {workers: 1}\n",
