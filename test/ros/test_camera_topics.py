@@ -64,21 +64,24 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.peer.create_publisher(Image, "/other/multi_dnn/front/lane/mask", 1)
     bench.peer.create_publisher(String, "/front/image_text", 1)
     bench.peer.create_subscription(Image, "/nobody_publishes", lambda message: None, 1)
+
+    def lines() -> list[str]:  # others are about the kernel's buffers
+        return [line for line in warned() if "no publisher on /front/image_raw" in line]
+
     start(bench)
-    bench.until(warned, "a warning")
-    (line,) = warned()
-    assert "no publisher on /front/image_raw" in line
+    bench.until(lines, "a warning")
+    (line,) = lines()
     assert "sensor_msgs/msg/Image: /front/image_rwa, /unlike" in line
     assert "camera.front.topic" in line
     assert "image_text" not in line
     assert "/nobody_publishes" not in line
     reports = len(bench.reports)
     bench.until(lambda: len(bench.reports) > reports + 10, "more checks")
-    assert len(warned()) == 1  # once, not at each check
+    assert len(lines()) == 1  # once, not at each check
     camera = bench.peer.create_publisher(Image, TOPIC, 1)
     bench.until(lambda: "no publisher" not in bench.status("camera front").message, "a publisher")
     bench.peer.destroy_publisher(camera)
-    bench.until(lambda: len(warned()) == 2, "the next episode")
+    bench.until(lambda: len(lines()) == 2, "the next episode")
 
 
 def test_fewer_images_than_rate_hz_are_a_warning(bench: Bench) -> None:
