@@ -70,6 +70,7 @@ class CameraDecoder(threading.Thread):
         self._camera = camera
         self._host = host
         self._ledger = ledger
+        self._dnns = ledger.dnns_of(camera)
         self._on_bad_image = on_bad_image
         self._clock = clock
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
@@ -104,7 +105,7 @@ class CameraDecoder(threading.Thread):
             self._note_change()
         if replaced is not None:
             reason, message = DropReason.OVERWRITTEN, "a newer image replaced it before decoding"
-            if not self._host.serves(self._camera):
+            if not self._host.serves(self._dnns):
                 reason, message = DropReason.ENGINE_LOST, "no engine process serves the camera at this moment"
             self._ledger.lose(replaced.frame, replaced.dnns, reason, message)
 
@@ -161,7 +162,7 @@ class CameraDecoder(threading.Thread):
         if arrival is None:
             return False
         dnns = self._ledger.wanted_by(arrival.dnns)
-        serves = self._host.serves(self._camera)
+        serves = self._host.serves(self._dnns)
         if self._closing and not (dnns and serves):
             return False
         wait_s = _RETRY_S

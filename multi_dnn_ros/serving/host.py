@@ -58,7 +58,6 @@ class Host(Supervisor):
         self._config: NodeConfig | None = None  # while configured
         self._events: Events = queue.SimpleQueue()
         self._pools: Mapping[str, SlotPool] = {}
-        self._dnns: dict[str, set[str]] = {}  # by camera
 
     # -- before serving
 
@@ -79,10 +78,6 @@ class Host(Supervisor):
                 self._discard()
                 raise
             descriptions = {it.device: it.description for it in engines if it.description is not None}
-            self._dnns = {}
-            for name, dnn in (each for it in descriptions.values() for each in it.dnns.items()):
-                for camera in dnn.cameras:
-                    self._dnns.setdefault(camera, set()).add(name)
             self._supervise({it.device: it.config for it in engines if it.config is not None}, engines)
             threading.Thread(target=self._run, args=(self._events,), name="engine supervision", daemon=True).start()
             return _combine(config, descriptions)
@@ -169,9 +164,9 @@ class Host(Supervisor):
         pool = self._pools.get(camera)
         return None if pool is None else pool.take(timeout_s)
 
-    def serves(self, camera: str) -> bool:
-        """Whether at least one DNN of the camera has an engine now."""
-        return not self._dnns[camera].isdisjoint(self.routes)
+    def serves(self, dnns: Collection[str]) -> bool:
+        """Whether at least one of the DNNs has an engine now."""
+        return not self.routes.keys().isdisjoint(dnns)
 
     def offer(self, ledger: Ledger, frame: Frame, buffer: Slot, dnns: Collection[str]) -> None:
         """Hand a frame, whose image is in `buffer`, to the DNNs that have an engine, and drop it for the others. Blocks

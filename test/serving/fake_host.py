@@ -50,7 +50,7 @@ class FakeHost:
         self.offered: list[tuple[int, Frame]] = []
         self.recipients: list[tuple[str, ...]] = []
 
-    def serves(self, camera: str) -> bool:
+    def serves(self, dnns: tuple[str, ...]) -> bool:
         return self.serving
 
     def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:
