@@ -149,8 +149,8 @@ def compile_segments(
     """Compile the segments of a stage with branches, in place.
 
     title: names the stage in messages. inputs: examples, on the device. compile_segment: returns a compiled function
-    for a segment and example inputs. A segment for which it raises an exception stays as it is; raised are only errors
-    because of the memory. progress: called with a line for each segment.
+    for a segment and example inputs. A segment for which it raises an exception runs uncompiled; only running out of
+    memory is an error. progress: called with a line for each segment.
     """
     branched = branches_of(stage)
     assert branched is not None

@@ -84,7 +84,7 @@ class OnnxRuntime:
         return tuple(ready)
 
     def _in_precision(self, model: Any) -> Any:
-        """The graph in int8 if that is the precision, otherwise, or if that fails, as it is."""
+        """The graph in int8 with precision int8; unchanged with other precisions, or if that fails."""
         request = self._request
         if request.precision != "int8" or request.calibration is None:
             return model

@@ -30,7 +30,7 @@ _MAX_LABELS = 65_536
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a DNN, like a DNN of its own.
+    """One result of a DNN, with what would describe a DNN that had only this result.
 
     name: for messages, below "dnn.": `<dnn>` or `<dnn>.output.<output>`. source: the network as if it had only the raw
     outputs of this result. config: the DNN's, with the parameters of this result. raw_outputs: the numbers of these raw

@@ -31,7 +31,7 @@ _LIST_TYPES = {"string[]": Parameter.Type.STRING_ARRAY, "float[]": Parameter.Typ
 class NodeParameters:
     """Declares the parameters of a node and validates changes.
 
-    An invalid value is declared as it is, with dynamic typing; :meth:`lock` reports it, and the user can correct it
+    An invalid value is declared unchanged, with dynamic typing; :meth:`lock` reports it, and the user can correct it
     while the node runs. apply: called with (name, value) after a runtime parameter has changed. swaps: changes other
     parameters of DNNs while the node is configured.
     """

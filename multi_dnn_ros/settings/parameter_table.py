@@ -13,7 +13,7 @@ from multi_dnn_ros.settings.flat_parameters import ParameterField, parameter_fie
 #: The document with the tables, and what is around them.
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "parameters.md"
 _BEGIN, _END = "<!-- parameters -->", "<!-- /parameters -->"
-#: A camera, a DNN and an output that stand for all others; and the heading of each table by the prefix of its names.
+#: The camera, the DNN and the output whose parameters the tables show; the heading of each table by the names' prefix.
 _EXAMPLE = {"cameras": ["front"], "dnns": ["cars"], "dnn.cars.outputs": ["boxes"]}
 _TABLES = {
     "": ("", "Node"),
