@@ -49,7 +49,6 @@ class Engine:
         policy: str | Policy = "fifo",
         device: torch.device | None = None,
         max_failures: int = 5,
-        aging_ns: int = 50_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
         observer: Observer | None = None,
     ) -> None:
@@ -59,7 +58,7 @@ class Engine:
         self._started = False
         self._dnns: dict[str, DnnThread] = {}
         self._gpu: GpuRunner | None = None
-        order = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
+        order = make_policy(policy) if isinstance(policy, str) else policy
         observer = observer or Observer()
         callbacks = Callbacks(on_result, on_drop, on_failure)
         if device.type == "cpu":

@@ -52,7 +52,7 @@ class Priority:
     (priority difference) * aging_ns after it. No job starves.
     """
 
-    def __init__(self, aging_ns: int) -> None:
+    def __init__(self, aging_ns: int = 50_000_000) -> None:
         if aging_ns <= 0:
             raise ValueError(f"aging_ns is {aging_ns}; it must be above 0, or low priorities starve")
         self.aging_ns = aging_ns
@@ -109,16 +109,12 @@ class EarliestDeadlineFirst:
         return self.default_ns if task.deadline_ns is None else task.deadline_ns
 
 
-#: By value of the parameter `policy`. A factory gets aging_ns, the waiting time that is worth one priority step.
-POLICIES: Mapping[str, Callable[[int], Policy]] = {
-    "fifo": lambda aging_ns: Fifo(),
-    "priority": Priority,
-    "edf": lambda aging_ns: EarliestDeadlineFirst(),
-}
+#: By value of the parameter `policy`.
+POLICIES: Mapping[str, Callable[[], Policy]] = {"fifo": Fifo, "priority": Priority, "edf": EarliestDeadlineFirst}
 
 
-def make_policy(name: str, aging_ns: int) -> Policy:
+def make_policy(name: str) -> Policy:
     """Return the policy of that name, one of POLICIES. Raises ValueError for any other name."""
     if name not in POLICIES:
         raise ValueError(f"policy is '{name}'; allowed: {', '.join(POLICIES)}")
-    return POLICIES[name](aging_ns)
+    return POLICIES[name]()

@@ -114,8 +114,7 @@ class Replay:
             for name, camera in config.cameras.items()
         }
         self._engine = Engine(
-            pipeline.tasks, on_result=_settle, on_drop=_settle, workers=pipeline.workers, device=pipeline.device,
-            max_failures=config.max_failures,
+            pipeline.tasks, on_result=_settle, on_drop=_settle, workers=pipeline.workers, device=pipeline.device
         )  # fmt: skip
 
     def run(

@@ -167,8 +167,6 @@ class EngineProgram:
             workers=pipeline.workers,
             policy=self._config.policy,
             device=pipeline.device,
-            max_failures=self._config.max_failures,
-            aging_ns=round(self._config.aging_ms * 1e6),
             observer=self._state,
         )
         with self._starting:

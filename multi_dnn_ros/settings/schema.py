@@ -114,10 +114,8 @@ class NodeConfig(Section):
     )
     """Frame of points on the ground: x forward, y left, z up (REP 105), its origin at the height of the road."""
 
-    # Not parameters of the node: threads of an operation on the CPU (0: by the device), waiting time that raises the
-    # priority of a job by one, failures in a row that disable a DNN, limits of heartbeats and of stopping.
+    # Not parameters of the node: threads of an operation on the CPU (0: by the device), limits of heartbeats and of
+    # stopping.
     cpu_threads: int = Field(0, exclude=True)
-    aging_ms: float = Field(50.0, exclude=True)
-    max_failures: int = Field(5, exclude=True)
     heartbeat_timeout_s: float = Field(2.0, exclude=True)
     stop_timeout_s: float = Field(STOP_TIMEOUT_S, exclude=True)

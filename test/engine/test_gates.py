@@ -15,7 +15,7 @@ from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine import gates as gates_module
 from multi_dnn_ros.engine.gates import Gates
 from multi_dnn_ros.engine.inference import Inference
-from multi_dnn_ros.engine.policies import POLICIES, make_policy
+from multi_dnn_ros.engine.policies import POLICIES, Priority, make_policy
 
 AGING = 50
 
@@ -38,7 +38,7 @@ def test_a_more_important_frame_closes_the_others_gates_until_it_has_ended() -> 
     low, equal, high = (
         task(name, on_gpu=True, priority=priority, gate=Word()) for name, priority in (("a", 0), ("b", 0), ("c", 5))
     )
-    gates = Gates([low, equal, high], make_policy("priority", AGING), clock)
+    gates = Gates([low, equal, high], Priority(AGING), clock)
     first, second, urgent = of(low, clock.now), of(equal, clock.now), of(high, clock.now)
     gates.begin(first)
     gates.begin(second)
@@ -66,7 +66,7 @@ def test_a_more_important_frame_closes_the_others_gates_until_it_has_ended() -> 
 def test_some_launched_frame_always_runs_and_all_gates_are_open_at_the_end(policy: str, steps: list) -> None:
     clock = FakeClock()
     dnns = [task(str(n), on_gpu=True, priority=n % 3, deadline_ns=100 * n + 1, gate=Word()) for n in range(4)]
-    gates = Gates(dnns, make_policy(policy, AGING), clock)
+    gates = Gates(dnns, Priority(AGING) if policy == "priority" else make_policy(policy), clock)
     launched: dict[int, list[Inference]] = {number: [] for number in range(4)}
     for step, number, pause in steps:
         clock.now += pause
@@ -87,7 +87,7 @@ def test_some_launched_frame_always_runs_and_all_gates_are_open_at_the_end(polic
 def test_a_gate_that_stays_closed_is_opened_after_the_time_limit(monkeypatch, caplog) -> None:
     monkeypatch.setattr(gates_module, "TIME_LIMIT_S", 0.05)
     low, high = (task(name, on_gpu=True, priority=priority, gate=Word()) for name, priority in (("low", 0), ("b", 1)))
-    gates = Gates([low, high], make_policy("priority", 10**12), FakeClock())
+    gates = Gates([low, high], Priority(10**12), FakeClock())
     held = of(low)
     gates.begin(held)
     gates.begin(of(high))
@@ -111,7 +111,7 @@ def test_a_frame_that_its_own_gates_block_opens_them_and_gets_another_stream() -
         for name, priority in (("low", 0), ("high", 1))
     )
     changed: list[str] = []
-    gates = Gates([low, high], make_policy("priority", 10**12), FakeClock(), changed.append)
+    gates = Gates([low, high], Priority(10**12), FakeClock(), changed.append)
     gates.begin(of(low))
     blocked = of(high)
     gates.begin(blocked)
@@ -140,7 +140,7 @@ def test_an_engine_opens_the_gates_when_its_important_frame_ends(
     high = task("high", jobs=1, cameras=("front",), on_gpu=True, priority=1, gate=Word(), on_job=on_job)
     blocker = Held()
     low = task("low", jobs=1, cameras=("rear",), on_gpu=True, gate=Word(), decode=lambda *_: blocker())
-    engine = start(high, low, device=DEVICE, policy="priority", aging_ns=10**12)
+    engine = start(high, low, device=DEVICE, policy=Priority(10**12))
     engine.offer(frame("front"))
     held.wait_for_job()
     assert high.gate.is_open

@@ -39,12 +39,12 @@ def arrivals(**kwargs: object) -> st.SearchStrategy:
 
 @given(arrivals())
 def test_fifo_is_the_order_of_arrival(jobs):
-    assert order_of(make_policy("fifo", AGING), jobs) == list(range(len(jobs)))
+    assert order_of(make_policy("fifo"), jobs) == list(range(len(jobs)))
 
 
 @given(arrivals())
 def test_edf_is_the_order_of_deadlines(jobs):
-    order = order_of(make_policy("edf", AGING), jobs)
+    order = order_of(make_policy("edf"), jobs)
     due = [jobs[n][0] + (1_000_000_000 if jobs[n][2] is None else jobs[n][2]) for n in order]
     assert due == sorted(due)
 
@@ -56,7 +56,7 @@ def test_edf_is_the_order_of_deadlines(jobs):
 )  # fmt: skip
 def test_edf_with_known_times_prefers_less_slack(frames, data):
     """frames: (arrival, deadline, times of the jobs). Slack: time until the deadline minus remaining time."""
-    policy = make_policy("edf", AGING)
+    policy = make_policy("edf")
     slack, keys = {}, {}
     for number, (at, deadline, times) in enumerate(frames):
         remaining = tuple(sum(times[index:]) for index in range(len(times)))
@@ -89,13 +89,13 @@ def test_priority_overtakes_only_within_the_aging_time(jobs):
     now=st.integers(0, 3 * 10**9),
 )
 def test_two_frames_never_hold_each_other_back(name, first, second, now):
-    policy = make_policy(name, AGING)
+    policy = make_policy(name)
     a, b = inference(*first), inference(*second)
     assert not (policy.holds_back(a, b, now) and policy.holds_back(b, a, now))
 
 
 def test_edf_holds_others_back_only_once_its_slack_is_used_up():
-    policy = make_policy("edf", AGING)
+    policy = make_policy("edf")
     urgent, other = inference(0, 0, 100, (10, 5)), inference(0, 0, 200, (10, 5))
     assert not policy.holds_back(urgent, other, 79)
     assert policy.holds_back(urgent, other, 80)
@@ -113,7 +113,7 @@ def test_aging_must_be_positive():
 )
 def test_an_engine_follows_its_policy(start, recorder, policy, order):
     gate, clock, ran = Gate(), FakeClock(), []
-    watched = WatchedPolicy(make_policy(policy, AGING))
+    watched = WatchedPolicy(make_policy(policy))
     cameras = {name: (f"{name}_camera",) for name in ("first", "low", "high", "urgent")}
     engine = start(
         task("first", jobs=1, cameras=cameras["first"], on_job=lambda index: gate()),

@@ -54,7 +54,7 @@ def test_a_single_dnn_runs_in_one_call(start, recorder) -> None:
 def test_a_queued_job_prevents_running_in_one_call(start, recorder) -> None:
     """Three DNNs, one worker: while the first runs, two wait; the next one sees the other waiting."""
     gate, ran = Gate(), []
-    policy = WatchedPolicy(make_policy("fifo", 1))
+    policy = WatchedPolicy(make_policy("fifo"))
     engine = start(*(with_whole(name, ran, gate) for name in "abc"), workers=1, policy=policy)
     offer(engine, "a")
     policy.wait_for_jobs()
@@ -99,7 +99,7 @@ def test_under_edf_less_slack_may_overtake(current, other, overtakes) -> None:
         remaining = None if remaining_ms is None else (remaining_ms * MS, 1)
         return task(deadline_ns=deadline_ms and deadline_ms * MS, remaining_ns=remaining)
 
-    assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*current)) is overtakes
+    assert make_policy("edf").may_overtake(dnn(*other), dnn(*current)) is overtakes
 
 
 @pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (1e-3, 1, False), (1e-3, 2, True)])
